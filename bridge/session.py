@@ -218,7 +218,7 @@ class Resumable(Protocol):
 
 @runtime_checkable
 class Costed(Protocol):
-    """A session that can say where the time of its last planned step goes."""
+    """A session that can say where the time of its last planned step goes, and what its threads do."""
 
     def costs(self) -> list[tuple[str, str, float, int, int]]:
         """Op, layer, seconds, bytes moved and operations (0: not known) of each op of a step, timed by itself.
@@ -226,6 +226,10 @@ class Costed(Protocol):
         Gather and update are not among them. Where the batch is split over threads the seconds are those of one part,
         and the rest is that of all.
         """
+        ...
+
+    def threads_in_step(self) -> str:
+        """What the threads do in it, in words: "split over 2 threads"."""
         ...
 
 

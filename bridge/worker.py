@@ -282,6 +282,10 @@ class Worker:
         """See `Costed.costs`; empty for a session that can't say it."""
         return [tuple(cost) for cost in self._call("costs")]
 
+    def threads_in_step(self) -> str:
+        """See `Costed.threads_in_step`; empty for a session that can't say it."""
+        return str(self._call("threads_in_step"))
+
     def libraries(self) -> list[dict[str, Any]]:
         """The BLAS and OpenMP libraries that the process has loaded, as threadpoolctl describes them."""
         return cast("list[dict[str, Any]]", self._call("libraries"))

@@ -239,6 +239,10 @@ class _Server:
         session = self._built
         return {"result": session.costs() if isinstance(session, Costed) else []}
 
+    def do_threads_in_step(self) -> Answer:
+        session = self._built
+        return {"result": session.threads_in_step() if isinstance(session, Costed) else ""}
+
     def do_libraries(self) -> Answer:
         from threadpoolctl import threadpool_info
 

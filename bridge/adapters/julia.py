@@ -340,6 +340,10 @@ class JuliaSession(EntrySession):
         found = (line.split("\t") for line in lines)
         return [(op, layer, float(seconds), int(moved), 0) for op, layer, seconds, moved in found]
 
+    def threads_in_step(self) -> str:
+        """See `Costed.threads_in_step`."""
+        return str(self._runtime.evaluate(f"TwinGrad.Entry.threads_in_step({self._number})"))
+
     def state(self) -> dict[str, Array]:
         """See `Resumable.state`."""
         sizes = np.zeros(3, np.int64)

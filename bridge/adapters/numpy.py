@@ -100,6 +100,10 @@ class NumpySession:
         """See `Costed.costs`."""
         return self.trainer.costs()
 
+    def threads_in_step(self) -> str:
+        """See `Costed.threads_in_step`."""
+        return self.trainer.threads_in_step()
+
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
         return linear_algebra.of_numpy()

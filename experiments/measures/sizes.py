@@ -7,8 +7,8 @@ least. A framework whose steps take over `SLOW` times as long as the fastest one
 can't be the best peer.
 
 Start-up is what `build` and the first step take. Memory is the peak since before the first `build`, over the level
-there. An engine that can say what the calls of a step cost (`Costed`) is asked for the most expensive one. Before and
-after, the machine itself is measured (`roofline`); the best of both gives the limit of each step, and of that call.
+there. An engine that can say what the calls of a step cost (`Costed`) is asked for the most expensive one, and for what its
+threads do. Before and after, the machine itself is measured (`roofline`); the best of both gives the limit of each step, and of that call.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ REST = "gather, sums and update"
 SLOW, SPARSE = 2.0, 3
 """From how many times the fastest framework's time on another takes part in only every so many rounds."""
 
-FACTS = ("first", "start_seconds", "memory_bytes", "kernel", "kernel_share", "kernel_limit_share", "missing")
+FACTS = (
+    *("first", "start_seconds", "memory_bytes", "kernel", "kernel_share", "kernel_limit_share", "threads_in_step"),
+    "missing",
+)
 """What the tidy table has of an engine, a network and a size of mini-batch, beside its rounds."""
 LIMITS = ("limit_microseconds", "limited_by")
 
@@ -110,6 +113,7 @@ def run(given: Assignment) -> Parts:
                         own = [row for row in rows if (row["engine"], row["batch"]) == (name, batch)]
                         step = statistics.median(row["microseconds_per_step"] for row in own) / 1e6
                         about |= slowest(workers[name].costs(), step, here)
+                        about["threads_in_step"] = workers[name].threads_in_step() or None
                         workers[name].pause()
             yield {"sizes": rows, "blas": blas, "failures": failures}
     rates = rates.best(roofline.measure(one_of_them, task.dtype, given.threads))
@@ -269,10 +273,15 @@ MEASURE = Measure(
         "sizes": [
             {
                 **{"engine": "text", "batch": "count", "round": "count", "microseconds_per_step": "number"},
-                **dict.fromkeys(("family?", "kernel?", "limited_by?"), "text"),  # which its tidy rows have
+                **dict.fromkeys(("family?", "kernel?", "threads_in_step?", "limited_by?"), "text?"),  # which its tidy rows have
             }
         ],
-        "facts": [{"engine": "text", "batch": "count", "kernel?": "text", "missing?": "text"}],
+        "facts": [
+            {
+                **{"engine": "text", "batch": "count"},
+                **{"kernel?": "text", "threads_in_step?": "text?", "missing?": "text"},
+            }
+        ],
         "limits": {"*": roofline.FORM},
     },
     files=("experiments/measures/roofline.jl",),
@@ -296,4 +305,5 @@ MEASURE = Measure(
     ),
     records=rows_of,
     later=True,
+    later_columns=("threads_in_step",),
 )

@@ -428,6 +428,8 @@ class Paper(_Record):
     """The engines that also train from their own initialisation, and how."""
     variants: Items[Variant] = []
     families: Items[Family] = []
+    series: Items[Family] = []
+    """Networks whose time is followed over their size, each in one thing that grows."""
     runs: Profiles[Runs]
     reproduced: Table[ProfileName] = {}
     """Which profiles `reproduce` runs in the place of others: of a study whose own take hours."""
@@ -459,6 +461,7 @@ class Paper(_Record):
             ("claim", ids(self.claims)),
             ("variant", ids(self.variants)),
             ("family", ids(self.families)),
+            ("series", ids(self.series)),
         ):
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
@@ -541,7 +544,7 @@ class Paper(_Record):
             spec = self.spec()
             others = {f"variants.{item.id}.model": self.spec(item.model.value) for item in self.variants}
             others |= {f"own.{name}.model": self.spec(own.model.value) for name, own in self.own.items() if own.model}
-            for family in self.families:
+            for family in (*self.families, *self.series):
                 for size in family.sizes:
                     self.sized(family, size)  # or it is no network
         except (PaperFileError, SpecError) as error:

@@ -64,7 +64,7 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
     if engine not in medians:
         return found
     of_engine = rows[rows["engine"] == engine].iloc[0]
-    found |= {name: of_engine[name] for name in ("kernel", "kernel_share", "kernel_limit_share")}
+    found |= {name: of_engine[name] for name in ("kernel", "kernel_share", "kernel_limit_share", "threads_in_step")}
     found |= {"step_us": float(medians[engine]), "limit_share": row_helpers.or_none(limit / medians[engine])}
     if found["peer"]:
         peer = steps[found["peer"]]
@@ -97,7 +97,11 @@ def sizes(view: View) -> Table:
         view,
         (
             *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in TARGETS for name in per_engine)),
-            *(f"{engine}_{name}" for engine in TARGETS for name in ("kernel_share", "kernel_limit_share")),
+            *(
+                f"{engine}_{name}"
+                for engine in TARGETS
+                for name in ("kernel_share", "kernel_limit_share", "threads_in_step")
+            ),
         ),
         [
             column("limit [µs]", "limit_us", significant),
@@ -146,10 +150,11 @@ def sizes_held(view: View) -> Table:
     ]
     return _table(
         view,
-        ("engine", "ratio", "kernel", "kernel_share", "kernel_limit_share"),
+        ("engine", "ratio", "threads_in_step", "kernel", "kernel_share", "kernel_limit_share"),
         [
             column("engine", "engine", align="left"),
             column("ratio", "ratio", fixed),
+            column("its threads", "threads_in_step", align="left"),
             column("op", "kernel", align="left"),
             column("of the step", "kernel_share", share),
             column("of its limit", "kernel_limit_share", share),
@@ -216,8 +221,9 @@ def _gave_up(view: View) -> list[str]:
 
 @producer
 def growth(view: View) -> Table:
-    """How the step of each engine grows with the mini-batch and with the network, as exponents."""
-    engines = [name for name in view.engines() if (view.table("sizes")["engine"] == name).any()]
+    """How the time of each engine grows with mini-batches, networks and graphs, as exponents."""
+    measured = pd.concat([view.table(name)["engine"] for name in ("sizes", "growth")])
+    engines = [name for name in view.engines() if (measured == name).any()]
     known = pd.DataFrame(
         {**about, "engine": engine, "step": steps[engine].median(), "limit": of_point["limit_microseconds"].median()}
         for about, of_point, steps in points(view)
@@ -236,6 +242,7 @@ def growth(view: View) -> Table:
                         row[f"{engine}_beyond"] = exponent(line[against], line["step"] / line["limit"])
                     rows.append({**row, **_origin(view)})
     rows.sort(key=lambda row: (-int(row["threads"]), str(row["group"])))
+    rows += _of_series(view)
 
     def cell(engine: str) -> Callable[[Row], str]:
         def text(row: Row) -> str:
@@ -258,12 +265,29 @@ def growth(view: View) -> Table:
         rows=tuple(rows),
         notes=(
             "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
-            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does."
+            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does. Start-up "
+            "is `build` and the first step less a later one. Graphs are one sine of ten numbers after another, by one "
+            "thread."
             if rows
             else "Of each kind of network one size with one mini-batch was run; make sizes runs several.",
         ),
         wide=True,
     )
+
+
+def _of_series(view: View) -> Iterator[Row]:
+    """The rows of the growth table for what the measure `growth` timed."""
+    every = view.table("growth")
+    about = {one.id: (f"{one.title}, by {one.over}", one.over) for one in view.paper.series}
+    for (series, what), part in every.groupby(["series", "what"], sort=False):
+        group, against = about.get(series, ("a graph, by nodes", "nodes"))
+        threads = 1 if series not in about else int(part["threads"].max())
+        ends = " to ".join(f"{value:,g}" for value in (part["value"].min(), part["value"].max()))
+        row = {"group": group, "threads": threads, "against": against, "at": f"{what}, {ends}"}
+        for engine, line in part.groupby("engine"):
+            row[f"{engine}_exponent"] = exponent(line["value"], line["seconds"])
+            row[f"{engine}_beyond"] = exponent(line["value"], line["seconds"] / line["limit_seconds"])
+        yield {**row, "kind": "measured", "machine": view.machine(["growth"]), "data": view.data_source}
 
 
 def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Series) -> float | None:

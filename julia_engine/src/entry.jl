@@ -394,6 +394,9 @@ evaluates it, not an entry point.
 """
 costs(number::Integer) = join([join(cost, '\t') for cost in Base.invokelatest(NETWORK.costs, session(Int64(number)))], '\n')
 
+"""What `NETWORK.threads_in_step` says of a session: no entry point either."""
+threads_in_step(number::Integer) = Base.invokelatest(NETWORK.threads_in_step, session(Int64(number)))::String
+
 create_pointer() = @cfunction(create, Int64, (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int64))
 train_pointer() = @cfunction(train, Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))

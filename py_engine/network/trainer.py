@@ -215,6 +215,17 @@ class Trainer:
         parts = len(shards)
         return [(one.op.name, one.scope, taken, size * parts, flops * parts) for one, taken, size, flops in found]
 
+    def threads_in_step(self) -> str:
+        """Return in words what the threads do in the last planned step; empty without a step that is replayed."""
+        step = next(reversed(self._steps.values()), None)
+        if not isinstance(step, Replay):
+            return ""
+        if self.threads == 1:
+            return "one thread"
+        if len(step.shards) > 1:
+            return f"split over {len(step.shards)} threads"
+        return f"products shared by {self.threads} threads" if step.uses_team else f"{self.threads} threads in BLAS"
+
     # Checkpoints ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:

@@ -145,6 +145,8 @@ def rows(
         for place, size in enumerate(family.sizes, start=1):
             for threads in (2, 1):
                 _add_size(found, base | {"family": family.id, "size": int(size), "threads": threads}, engines, place)
+    for engine in engines if described.series else ():
+        _add_growth(found, base | {"engine": engine, "label": LABELS[engine]})
     for shown in map(about, paper_keys()):
         if shown.microbenchmarks and paper in (shown.key, shown.runs_of_paper):
             _add_microbenchmarks(found, base | {"paper": shown.key}, shown.microbenchmarks.systems.value)
@@ -210,6 +212,19 @@ def _add_size(found: Rows, base: dict[str, Any], engines: tuple[str, ...], place
         | {"engine": ",".join(engines), "label": "Sizes", "seed": 0, "measure": "sizes", "status": "ok"}
         | {"engine_digest": " ".join(["e" * 64] * len(engines))}
     )
+
+
+def _add_growth(found: Rows, base: dict[str, Any]) -> None:
+    """Steps and start-up in proportion to the size, gradients to the nodes' square root."""
+    base = base | {"key": f"growth-{base['engine']}", "engine_digest": "e" * 64}
+    for series, power in (("width", 1.0), ("length", 1.0), ("vocabulary", 1.0), ("nodes", 0.5)):
+        for value in (100, 1000, 10_000):
+            row = base | {"series": series, "value": value, "seconds": 1e-6 * value**power}
+            if series == "nodes":
+                found["growth"].append(row | {"what": "eager gradient"})
+                continue
+            found["growth"].append(row | {"what": "step", "limit_seconds": 1e-8 * value})
+            found["growth"].append(row | {"what": "start-up"})
 
 
 def write(folder: Path, *sweeps: Rows) -> Path:

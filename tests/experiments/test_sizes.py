@@ -14,13 +14,14 @@ import pytest
 from rich.console import Console
 
 from bridge import weights
-from bridge.errors import SpecError
+from bridge.errors import SpecError, WorkerError
 from bridge.libjulia.find import Julia
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from experiments import papers, sweep, testing
 from experiments.data import generated
+from experiments.measures import growth
 from experiments.measures import sizes as measured
 from experiments.papers import Family, Paper, PaperFileError
 from experiments.progress import Progress
@@ -87,6 +88,9 @@ def test_every_family_has_three_sizes_and_the_larger_ones_have_more_parameters()
 
 def test_the_profiles_run_what_they_are_to() -> None:
     full, quick = sweep.plan(PAPER, "full"), sweep.plan(PAPER, PAPER.reproduced["full"])
+    of_growth = [job for job in full if job.measure == "growth"]
+    assert [job.engines for job in of_growth] == [("numpy",), ("julia",), ("torch",)]
+    full = [job for job in full if job.measure == "sizes"]
     assert len(full) == 2 * len({job.network for job in full}) == 42
     assert len(quick) == 7 and {job.threads for job in quick} == {min(2, full[0].threads)}
     assert "torch-compile" in full[0].engines and "torch-compile" not in quick[0].engines
@@ -215,6 +219,7 @@ def test_a_run_has_rounds_start_up_memory_and_the_op_that_takes_most(tmp_path: P
     assert all(row["start_seconds"] > 0 and row["memory_bytes"] >= 0 for row in rows)
     ours = next(row for row in rows if row["engine"] == "numpy")
     assert ours["kernel"] and 0 < ours["kernel_share"] <= 1 and ours["kernel_limit_share"] > 0
+    assert ours["threads_in_step"] == "one thread"
     assert ours["limit_microseconds"] > 0 and (ours["family"], ours["size"]) == ("mlp", "256")
     loaded = Tidy.load(tmp_path).tables["sizes"]
     assert len(loaded) == len(rows)
@@ -266,6 +271,62 @@ def test_slow_frameworks_take_part_in_every_third_round_and_ours_in_all() -> Non
     assert taking_part == [{"numpy", "torch", "jax"}] * 2 + [set(seconds)]
 
 
+# Growth --------------------------------------------------------------------------------------------------------------
+
+
+def test_growth_is_timed_of_networks_and_of_graphs(tmp_path: Path, rates: None) -> None:
+    text = (papers.PAPERS_DIR / "sizes.toml").read_text(encoding="utf-8")
+    head, _, _ = text.partition("[[series]]")
+    series = """
+[[series]]
+id = "width"
+title = "MLP"
+model = "sizes-mlp"
+optimizer = "adam"
+learning_rate = 0.001
+over = "units"
+[series.sizes]
+8 = { "dense1.units" = 8, "dense2.units" = 8 }
+16 = { "dense1.units" = 16, "dense2.units" = 16 }
+"""
+    runs = """
+measures = ["growth"]
+growth_engines = ["numpy", "torch", "jax"]
+growth_batch = 4
+growth_nodes = [10, 20]
+"""
+    paper = papers.loads(f"{head}{series}[runs.full]{runs}[runs.quick]{runs}[runs.sample]{runs}")
+    results = Results(tmp_path)
+    with results.locked():
+        jobs = sweep.plan(paper, engine_names=["numpy", "torch", "jax"])
+        found = sweep.Sweep(results).run(jobs, Progress(Console(file=io.StringIO()), 1))
+    assert [record["status"] for record in found.records] == ["ok"] * 3, [record["error"] for record in found.records]
+    rows = {record["config"]["engine"]: record["growth"] for record in found.records}
+    of_networks = [("width", value, what) for value in (8, 16) for what in ("step", "start-up")]
+    for engine, graphs in (
+        ("numpy", ("eager gradient", "first call, compiled", "later call, compiled")),
+        ("torch", ("eager gradient",)),
+        ("jax", ()),
+    ):
+        expected = [*of_networks, *(("nodes", value, what) for what in graphs for value in (10, 20))]
+        assert [(row["series"], row["value"], row["what"]) for row in rows[engine]] == expected
+        assert all(row["seconds"] > 0 or row["what"] == "start-up" for row in rows[engine])
+        assert all(row["limit_seconds"] > 0 for row in rows[engine] if row["what"] == "step")
+    assert len(tidy_rows(found.records)["growth"]) == sum(map(len, rows.values()))
+
+
+def test_growth_is_timed_of_graphs_in_julia(julia: Julia) -> None:
+    found = list(growth.of_graphs("julia", [5, 10]))
+    whats = ("eager gradient", "first call, compiled", "later call, compiled")
+    assert [(what, nodes) for what, nodes, _ in found] == [(what, nodes) for what in whats for nodes in (5, 10)]
+    assert all(0 < seconds < 60 for _, _, seconds in found)
+
+
+def test_a_process_of_graphs_that_fails_is_named_with_its_last_words() -> None:
+    with pytest.raises(WorkerError, match=r"engine numpy: its graphs can't be timed; .*integer"):
+        list(growth.of_graphs("numpy", ["x"]))  # type: ignore[list-item]
+
+
 # What is made of the rows --------------------------------------------------------------------------------------------
 
 
@@ -300,6 +361,11 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
         if row["against"] == "batch":
             assert row["torch_exponent"] == pytest.approx(1, abs=0.05)
             assert row["torch_beyond"] == pytest.approx(0, abs=0.05)
+    of_series = {(row["group"], row["at"]): row for row in sizes.growth(view).rows if "units" in row["group"]}
+    width = of_series["MLP, by units", "step, 100 to 10,000"]
+    assert width["torch_exponent"] == pytest.approx(1) and width["torch_beyond"] == pytest.approx(0)
+    assert of_series["MLP, by units", "start-up, 100 to 10,000"]["torch_beyond"] is None
+    assert "| nodes | eager gradient, 100 to 10,000 | 1 | 0.50 (—) |" in to_markdown(sizes.growth(view))
     axes = [one for one in figures.PRODUCERS["ratios_by_size"](view).axes if one.get_title(loc="left")]
     assert [one.get_title(loc="left") for one in axes] == [family.title for family in PAPER.families]
 

@@ -86,6 +86,12 @@ MEASURES["sizes"] = (
     *(*MEASURES["race"], *MEASURES["ablation"], "experiments/measures/sizes.py"),  # its limit; how engines warm up
     *(f"experiments/data/{name}.py" for name in ("__init__", "dataset", "generated")),
 )
+MEASURES["growth"] = (
+    *(name for name in MEASURES["sizes"] if name not in ("experiments/measures/race.py", "experiments/measures/sizes.py")),
+    *(f"experiments/measures/growth.{end}" for end in ("py", "jl")),
+    *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", *LIBJULIA),  # its graphs in Julia
+    *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
+)
 SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
 NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/adapters/__init__.py")
 EVERY_SUITE = (

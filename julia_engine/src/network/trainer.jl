@@ -244,6 +244,19 @@ function costs(trainer::Trainer{T}) where {T}
     return Tuple{String,String,Float64,Int}[(e.op.name, e.scope, seconds * s, bytes * m) for (e, s, m) in AD.costs(tape)]
 end
 
+"""
+    threads_in_step(trainer)
+
+What the threads do in the step of a whole mini-batch, in words.
+"""
+function threads_in_step(trainer::Trainer)
+    shards = shards_for!(trainer, trainer.batch_size)
+    length(shards) > 1 && return "split over $(length(shards)) threads"
+    shards[1].shared === nothing || return "products shared by $(trainer.threads) threads"
+    threads = blas_threads(shards, trainer.threads)
+    return threads > 1 ? "$threads threads in BLAS" : "one thread"
+end
+
 """Fill an array of samples with the first ones of another, over and over."""
 function copy_first!(to::Array, from::Array)
     for i in eachindex(to)

@@ -1,0 +1,246 @@
+"""How time grows: of a training step with the size of its network, and of a gradient with the nodes of its graph.
+
+A series is a network in sizes that differ in one thing. Of each size an engine's step and its start-up are timed, in
+one process for all of them: start-up is `build` and the first step less a later one, and is where our engines trace and
+plan. The machine's limit of the step (`roofline`) is measured beside it.
+
+The graph is one sine of ten numbers after another. Timed are the eager gradient, and of our engines also the first call
+of the compiled gradient, which traces and plans it, and a later call, which replays it: in numpy and PyTorch by this
+file, in a process of its own, in Julia by `growth.jl`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bridge import spec as model_spec
+from bridge.errors import WorkerError
+from bridge.libjulia.environment import ENGINE
+from bridge.libjulia.find import find
+from bridge.session import Optimizer
+from bridge.worker import Worker, environment
+from experiments.data import generated
+from experiments.measures import roofline
+from experiments.measures.ablation import chunk, warm
+from experiments.measures.measure import Measure
+from experiments.measures.task import Assignment, Parts, Task
+from experiments.run_arrays import RunArrays
+
+if TYPE_CHECKING:
+    from experiments.sweep import Job
+
+NODES = "nodes"
+"""The series of graphs; the others are called as the paper's file has them."""
+REPEATS = 3
+"""Timed chunks of steps, or calls; the fastest counts."""
+CHUNK_SECONDS = 0.2
+"""How long the steps of a chunk take, of which there is at least one."""
+CALL_SECONDS = 20.0
+"""A call that takes longer is not repeated, and no larger graph follows it."""
+ELEMENTS = 10
+
+_START = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
+
+Row = dict[str, Any]
+
+
+def run(given: Assignment) -> Parts:
+    """All sizes of all series in one worker, then the graphs in a process of their own; after each the rows so far."""
+    rows: list[Row] = []
+    with given.start() as worker:
+        for name, series in given.settings["series"].items():
+            for number, (value, document) in enumerate(series["specs"].items()):
+                spec = model_spec.loads(document, f"the spec of {name} {value}")
+                with RunArrays(generated.drawn_for(spec, 2 * given.settings["batch"]), given.task.work.folder) as work:
+                    task = replace(
+                        given.task,
+                        spec=spec,
+                        optimizer=Optimizer(**series["optimizer"]),
+                        batch_size=given.settings["batch"],
+                        work=work,
+                        pretrained={},
+                    )
+                    if number == 0:  # what a process does once is no part of the growth
+                        started(worker, task)
+                    about = {"series": name, "value": int(value)}
+                    rows += [about | row for row in of_network(worker, task, given.threads)]
+                given.watcher.step()
+                yield {"growth": rows}
+        yield given.blas(worker)
+    if given.engines[0] in IN_PYTHON or given.engines[0] == "julia":
+        for what, nodes, seconds in of_graphs(given.engines[0], given.settings[NODES]):
+            rows.append({"series": NODES, "value": nodes, "what": what, "seconds": seconds})
+        given.watcher.step()
+    yield {"growth": rows}
+
+
+def of_network(worker: Worker, task: Task, threads: int) -> Iterator[Row]:
+    """The step and the start-up of an engine at one size of a network."""
+    task.preload(worker)
+    first = started(worker, task)
+    seconds = warm(worker, task)
+    steps = max(1, round(CHUNK_SECONDS / seconds))
+    step = min(chunk(worker, task, steps) for _ in range(REPEATS))
+    work = roofline.work_of(task)
+    limit = roofline.Limit(work, roofline.measure(work, task.dtype, threads)).seconds
+    yield {"what": "step", "seconds": step, "limit_seconds": limit}
+    yield {"what": "start-up", "seconds": max(first - step, 0.0)}
+
+
+def started(worker: Worker, task: Task) -> float:
+    """The seconds of `build` and a first step."""
+    return task.build(worker) + task.train(worker, task.work.order(task.seed, 1, task.batch_size))[1]
+
+
+def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[tuple[str, int, float]]:
+    """What was timed of an engine's graphs, their nodes, and the seconds."""
+    variables = dict(environment(1))
+    if engine == "julia":
+        path = os.environ.get("JULIA_LOAD_PATH") or os.pathsep.join(("@", "@v#.#", "@stdlib"))
+        variables["JULIA_LOAD_PATH"] = f"{ENGINE}{os.pathsep}{path}"
+        script = str(Path(__file__).with_name("growth.jl"))
+        words = [str(REPEATS), str(CALL_SECONDS), str(ELEMENTS), *map(str, nodes)]
+        command = [find().executable, "--startup-file=no", script, *words]
+    else:
+        code = _START + "from experiments.measures.growth import main; main(start)"
+        start = {"path": sys.path, "engine": engine, NODES: list(nodes)}
+        command = [sys.executable, "-c", code, json.dumps(start)]
+    done = subprocess.run(command, env=variables, capture_output=True, encoding="utf-8", check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1][-500:]
+        raise WorkerError(f"engine {engine}: its graphs can't be timed; its process last said: {said}")
+    for line in done.stdout.splitlines():
+        what, count, seconds = line.split("\t")
+        yield what, int(count), float(seconds)
+
+
+def main(start: Mapping[str, Any]) -> None:
+    """Time an engine's graphs in a process of their own, and print what was found."""
+    for what, seconds_of in IN_PYTHON[start["engine"]]().items():
+        seconds_of(1)
+        for count in start[NODES]:
+            seconds = seconds_of(count)
+            print(what, count, seconds, sep="\t", flush=True)
+            if seconds > CALL_SECONDS:
+                break
+
+
+def _of_numpy() -> dict[str, Callable[[int], float]]:
+    import py_engine as pe
+
+    x = np.linspace(0.1, 1.0, ELEMENTS)
+
+    def gradient(count: int) -> Any:
+        def chain(x: Any) -> Any:
+            for _ in range(count):
+                x = np.sin(x)
+            return x.sum()
+
+        return pe.grad(chain)
+
+    def later(count: int) -> float:
+        compiled = pe.compile(gradient(count))
+        compiled(x)
+        return _least(compiled, x)
+
+    return {
+        "eager gradient": lambda count: _least(gradient(count), x),
+        "first call, compiled": lambda count: _least(lambda x: pe.compile(gradient(count))(x), x),
+        "later call, compiled": later,
+    }
+
+
+def _of_torch() -> dict[str, Callable[[int], float]]:
+    import torch
+
+    x = torch.linspace(0.1, 1.0, ELEMENTS, dtype=torch.float64, requires_grad=True)
+
+    def eager(count: int) -> float:
+        def gradient(x: Any) -> Any:
+            y = x
+            for _ in range(count):
+                y = torch.sin(y)
+            return torch.autograd.grad(y.sum(), x)
+
+        return _least(gradient, x)
+
+    return {"eager gradient": eager}
+
+
+IN_PYTHON: Mapping[str, Callable[[], dict[str, Callable[[int], float]]]] = {"numpy": _of_numpy, "torch": _of_torch}
+"""Engines that are asked in Python, and what of theirs is timed: seconds by the number of nodes."""
+
+
+def _least(call: Callable[[Any], Any], x: Any) -> float:
+    """The least seconds of a few calls."""
+    best = float("inf")
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        call(x)
+        taken = time.perf_counter() - start
+        best = min(best, taken)
+        if taken > CALL_SECONDS:
+            break
+    return best
+
+
+def _settings(job: Job) -> Row:
+    """The networks by value, in all their sizes."""
+    return {
+        "series": {
+            series.id: {
+                "optimizer": dataclasses.asdict(Optimizer(series.optimizer, series.learning_rate)),
+                "specs": {size: job.paper.sized(series, size).dump() for size in series.sizes},
+            }
+            for series in job.paper.series
+        },
+        "batch": job.option("growth_batch"),
+        NODES: job.option("growth_nodes"),
+    }
+
+
+def _unusable(option: Callable[[str], Any]) -> str:
+    needs = ("growth_engines", "growth_batch", "growth_nodes")
+    if "growth" in option("measures") and (absent := [name for name in needs if not option(name)]):
+        return f"the measure growth needs {', '.join(absent)}"
+    return ""
+
+
+MEASURE = Measure(
+    name="growth",
+    place=9,
+    title="growth: step and start-up over the size of a network, and gradients over nodes",
+    about="time over the length, width and vocabulary of networks, and over the nodes of a graph",
+    words="growth",
+    run=run,
+    form={
+        "growth": [
+            {"series": "text", "value": "count", "what": "text", "seconds": "number", "limit_seconds?": "number"},
+        ]
+    },
+    files=("experiments/measures/growth.jl", "experiments/measures/roofline.jl"),
+    plan="engines",
+    options={"growth_engines?": "engines", "growth_batch?": "count", "growth_nodes?": "counts"},
+    check=_unusable,
+    engines="growth_engines",
+    only_listed=True,
+    settings=_settings,
+    steps=lambda job: sum(len(series.sizes) for series in job.paper.series) + 1,
+    columns=(
+        *("key", "paper", "engine", "label", "threads", "profile", "series", "value", "what", "seconds"),
+        *("limit_seconds", "data_source", "cpu_model", "machine", "commit", "created"),
+    ),
+    later=True,
+    summary=("series", "value", "what", "seconds"),
+)
