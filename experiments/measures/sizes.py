@@ -7,8 +7,9 @@ least. A framework whose steps take over `SLOW` times as long as the fastest one
 can't be the best peer.
 
 Start-up is what `build` and the first step take. Memory is the peak since before the first `build`, over the level
-there. An engine that can say what the calls of a step cost (`Costed`) is asked for the most expensive one, and for what its
-threads do. Before and after, the machine itself is measured (`roofline`); the best of both gives the limit of each step, and of that call.
+there. An engine that can say what the calls of a step cost (`Costed`) is asked for the most expensive one, and for what
+its threads do. Before and after, the machine itself is measured (`roofline`); the best of both gives the limit of each
+step, and of that call.
 """
 
 from __future__ import annotations
@@ -273,7 +274,8 @@ MEASURE = Measure(
         "sizes": [
             {
                 **{"engine": "text", "batch": "count", "round": "count", "microseconds_per_step": "number"},
-                **dict.fromkeys(("family?", "kernel?", "threads_in_step?", "limited_by?"), "text?"),  # which its tidy rows have
+                # Its tidy rows have these.
+                **dict.fromkeys(("family?", "kernel?", "threads_in_step?", "limited_by?"), "text?"),
             }
         ],
         "facts": [

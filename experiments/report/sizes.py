@@ -265,9 +265,9 @@ def growth(view: View) -> Table:
         rows=tuple(rows),
         notes=(
             "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
-            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does. Start-up "
-            "is `build` and the first step less a later one. Graphs are one sine of ten numbers after another, by one "
-            "thread."
+            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does. "
+            "Start-up is `build` and the first step less a later one. Graphs are one sine of ten numbers after "
+            "another, by one thread."
             if rows
             else "Of each kind of network one size with one mini-batch was run; make sizes runs several.",
         ),

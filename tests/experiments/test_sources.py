@@ -87,7 +87,7 @@ MEASURES["sizes"] = (
     *(f"experiments/data/{name}.py" for name in ("__init__", "dataset", "generated")),
 )
 MEASURES["growth"] = (
-    *(name for name in MEASURES["sizes"] if name not in ("experiments/measures/race.py", "experiments/measures/sizes.py")),
+    *(name for name in MEASURES["sizes"] if name not in (MEASURES["race"][0], "experiments/measures/sizes.py")),
     *(f"experiments/measures/growth.{end}" for end in ("py", "jl")),
     *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", *LIBJULIA),  # its graphs in Julia
     *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),

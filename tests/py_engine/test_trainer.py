@@ -197,6 +197,17 @@ def test_auto_leaves_wide_layers_to_blas_and_splits_where_a_large_gradient_is_ro
         trainer.close()
 
 
+@pytest.mark.parametrize("layer", [LSTM, GRU])
+def test_auto_leaves_thousands_of_short_calls_whole_and_splits_them_where_they_are_long(rng, layer):
+    for units, samples, shards in ((64, 64, [64]), (128, 256, [128, 128])):
+        trainer = Trainer(Chain(layer(64, units), Dense(units, CLASSES)), batch_size=samples, threads=2)
+        x = rng.standard_normal((samples, 64, 64)).astype(np.float32)
+        trainer.train_epoch(x, rng.integers(0, CLASSES, samples))
+        assert [len(tape.inputs[0]) for tape in trainer.tapes] == shards
+        assert sum(len(step.calls) for step in trainer.tapes[0].instructions) > 1000
+        trainer.close()
+
+
 @pytest.mark.parametrize(
     ("samples", "rate", "together"),
     [(20, 0.0, True), (21, 0.0, False), (20, 0.5, False)],
