@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 import bridge.julia
-from bridge import registry
+from bridge import registry, weights
 from bridge.errors import TwinGradError
 from bridge.libjulia.environment import kernels_for
+from bridge.session import Optimizer
 from bridge.worker import environment
 from experiments import papers, provenance, sources
+from experiments.data import generated
 from experiments.extras import EXTRAS
 from experiments.formats import size
 from experiments.results import Results
@@ -54,6 +58,7 @@ def examine(results_dir: Path, data_dir: Path | None = None) -> list[Finding]:
         python,
         numpy_and_blas,
         machine,
+        threads,
         julia,
         engines,
         lambda: data(data_dir),
@@ -86,9 +91,7 @@ def python() -> Iterator[Finding]:
 
 def numpy_and_blas() -> Iterator[Finding]:
     """numpy, and the BLAS kernels that runs get and that programs started from this shell get."""
-    import numpy
-
-    yield Finding("numpy", "ok", numpy.__version__)
+    yield Finding("numpy", "ok", np.__version__)
     in_runs, here = blas(environment(1)), blas(dict(os.environ))
     if in_runs is None or here is None:
         yield Finding("BLAS", "note", "not recognised", "times may be far from those of OpenBLAS or MKL")
@@ -137,6 +140,27 @@ def machine() -> Iterator[Finding]:
         little = memory < 4e9
         advice = "4 GB are advisable: races keep every engine in memory" if little else ""
         yield Finding("memory", "note" if little else "ok", size(memory), advice)
+
+
+def threads() -> Iterator[Finding]:
+    """What the threads of the numpy engine do in a training step of each study's network: shapes decide that."""
+    if provenance.cores() < 2:
+        return
+    from bridge.adapters.numpy import NumpySession
+
+    studies: dict[str, list[str]] = {}
+    for paper in map(papers.load_paper, papers.paper_keys()):
+        if paper.families:
+            continue  # the records of its many networks say it
+        spec, training = paper.spec(), paper.training
+        samples = training.batch_size.value
+        rows = generated.drawn_for(spec, samples)
+        rule = Optimizer(training.optimizer.value, training.learning_rate.value)
+        session = NumpySession(spec, weights.initialise(spec, 0), rule, samples, threads=training.threads.value)
+        session.train_epoch(rows.x_train, rows.y_train, np.arange(samples))
+        studies.setdefault(session.threads_in_step(), []).append(paper.key)
+        session.close()
+    yield Finding("numpy's threads", "ok", "; ".join(f"{what}: {', '.join(keys)}" for what, keys in studies.items()))
 
 
 def julia() -> Iterator[Finding]:

@@ -282,7 +282,7 @@ def _of_series(view: View) -> Iterator[Row]:
     for (series, what), part in every.groupby(["series", "what"], sort=False):
         group, against = about.get(series, ("a graph, by nodes", "nodes"))
         threads = 1 if series not in about else int(part["threads"].max())
-        ends = " to ".join(f"{value:,g}" for value in (part["value"].min(), part["value"].max()))
+        ends = " to ".join(f"{int(value):,}" for value in (part["value"].min(), part["value"].max()))
         row = {"group": group, "threads": threads, "against": against, "at": f"{what}, {ends}"}
         for engine, line in part.groupby("engine"):
             row[f"{engine}_exponent"] = exponent(line["value"], line["seconds"])

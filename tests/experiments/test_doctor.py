@@ -15,7 +15,7 @@ import pytest
 
 from bridge.libjulia import environment
 from bridge.registry import Availability, Registered
-from experiments import doctor, provenance
+from experiments import doctor, papers, provenance
 from experiments.data.dataset import Dataset
 from experiments.doctor import Finding
 from experiments.extras import EXTRAS, remedy
@@ -112,6 +112,19 @@ def test_the_extras_are_those_of_the_distribution() -> None:
         for module in extra.modules:
             assert remedy(module).startswith("pip install 'twingrad[")
     assert remedy("sklearn") == "pip install 'twingrad[data]'"
+
+
+def test_it_says_for_each_study_what_numpys_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "cores", lambda: 2)
+    finding = one(doctor.threads(), "numpy's threads")
+    said = dict(part.split(": ") for part in finding.found.split("; "))
+    assert "mnist-cnn-batch100" in said["split over 2 threads"].split(", ")
+    assert "mnist-rnn-e" in said["2 threads in BLAS"].split(", ")
+    assert sorted(key for keys in said.values() for key in keys.split(", ")) == [
+        key for key in papers.paper_keys() if not papers.load_paper(key).families
+    ]
+    monkeypatch.setattr(provenance, "cores", lambda: 1)
+    assert not list(doctor.threads())
 
 
 def test_data_that_is_nowhere_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -375,12 +375,11 @@ def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
     assert sizes.exponent([2, 2], [1, 2]) is None
 
 
-def test_the_committed_run_says_where_its_rows_come_from_and_why_there_is_no_growth() -> None:
+def test_the_committed_run_says_where_its_rows_come_from_and_how_all_of_it_grows() -> None:
     view = paper_view(PAPER, Tidy.load(papers.PAPERS_DIR.parents[1] / "paper" / "results"))
     made = {row["engine"]: row for row in tables.provenance(view).rows}
     for name in ("numpy", "julia", "torch", "tensorflow", "jax"):
         assert made[name]["group"].startswith("Measured here, ") and made[name]["version"] and made[name]["blas"]
-    growth = sizes.growth(view)
-    assert not growth.rows and growth.notes == (
-        "Of each kind of network one size with one mini-batch was run; make sizes runs several.",
-    )
+    growth = sizes.growth(view).rows
+    assert {row["against"] for row in growth} == {"batch", "size", *(one.over for one in PAPER.series), "nodes"}
+    assert all(row["numpy_exponent"] is not None and row["julia_exponent"] is not None for row in growth)
