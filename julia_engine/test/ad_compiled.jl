@@ -168,3 +168,23 @@ end
     named = zeros(300), zeros(300)
     @test run!(named, compile(x -> (a=2 .* x, b=x .+ 1)), ones(300)) === named && named == (fill(2.0, 300), fill(2.0, 300))
 end
+
+@testset "the gradient of a weight that a loop reads is one product where the samples are few" begin
+    function recurrence(weight, x)
+        for _ in 1:6
+            x = tanh.(weight * x)
+        end
+        return sum(x .* x)
+    end
+    random = AD.MersenneTwister(8)
+    weight, v = randn(random, 8, 8) ./ 3, randn(random, 8, 8)
+    for (samples, products) in ((1, 6 + 5 + 1), (4, 6 + 5 + 1), (5, 6 + 5 + 6))  # forward, by x, by the weight
+        x = randn(random, 8, samples)
+        gradient = w -> grad(w -> recurrence(w, x))(w)
+        program = AD.trace(w -> [gradient(w)], AD.Tensor[AD.symbol(Float64, [8, 8])])
+        @test count(equation -> equation.op === AD.MATMUL, AD.simplify(program).equations) == products
+        @test compile(gradient)(weight) ≈ gradient(weight) rtol = 1e-12
+        along(w) = sum(gradient(w) .* v)
+        @test compile(grad(along))(weight) ≈ grad(along)(weight) rtol = 1e-11
+    end
+end

@@ -163,3 +163,40 @@ def test_equal_ops_on_an_array_that_was_written_to_between_them_have_gradients_o
     _, pull_back = pe.vjp(f, given)
     (found,) = pe.compile(pull_back)(1.0) if compiled else pull_back(1.0)
     np.testing.assert_allclose(found, np.full(3, 1 + 10 * np.e))
+
+
+# Products that a loop sums -----------------------------------------------------------------------------------
+
+
+def recurrence(weight, x, steps=6):
+    for _ in range(steps):
+        x = np.tanh(x @ weight)
+    return np.sum(x * x)
+
+
+def test_the_gradient_of_a_weight_that_a_loop_reads_is_one_product_where_the_samples_are_few(rng):
+    weight = rng.standard_normal((8, 8)) / 3
+    for samples, products in ((1, 6 + 5 + 1), (4, 6 + 5 + 1), (5, 6 + 5 + 6)):  # forward, by x, by the weight
+        x = rng.standard_normal((samples, 8))
+        gradient = pe.grad(recurrence)
+        tape = tape_of(gradient, weight, x)
+        assert sum(name == "matmul" for name in names(tape)) == products
+        np.testing.assert_allclose(pe.compile(gradient)(weight, x), gradient(weight, x), rtol=1e-12, atol=1e-15)
+
+
+def test_such_a_gradient_can_be_differentiated_once_more(rng):
+    weight, x, v = rng.standard_normal((8, 8)) / 3, rng.standard_normal((2, 8)), rng.standard_normal((8, 8))
+
+    def along(weight):
+        return np.sum(pe.grad(recurrence)(weight, x) * v)
+
+    np.testing.assert_allclose(pe.compile(pe.grad(along))(weight), pe.grad(along)(weight), rtol=1e-11, atol=1e-14)
+
+
+def test_products_beside_other_terms_of_a_sum_are_joined(rng):
+    weight, x = rng.standard_normal((8, 8)) / 3, rng.standard_normal((2, 8))
+
+    def function(weight):
+        return recurrence(weight, x, 4) + np.sum(weight**2) + np.sum(weight[1:3]) + np.sum(weight.T @ x.T)
+
+    np.testing.assert_allclose(pe.compile(pe.grad(function))(weight), pe.grad(function)(weight), rtol=1e-12, atol=1e-14)

@@ -55,16 +55,17 @@ end
 # Differentiation ------------------------------------------------------------------------------------------------------
 
 """
-A gradient as it comes together: the sum so far, whether nobody else has seen that sum, and parts that belong into places
-of the whole.
+A gradient as it comes together: the sum so far, whether nobody else has seen that sum, parts that belong into places
+of the whole, and traced products of few summands, see `add_products!`.
 """
 mutable struct Pending
     total::Union{Nothing,Tensor}
     own::Bool
     parts::Vector{Tensor}
     places::Vector{Index}
+    products::Vector{Tensor}
 end
-Pending() = Pending(nothing, false, Tensor[], Index[])
+Pending() = Pending(nothing, false, Tensor[], Index[], Tensor[])
 
 """
     gradients(outputs, seeds, targets; within=nothing, level=1, span=nothing, order=nothing)
@@ -194,7 +195,30 @@ function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, inputs::Vector{
     r === nothing && throw(missing_rule(node, "backward rule for its input $i"))
     part = r(g, node, inputs, node.attrs)
     part === nothing && return nothing
-    add_part!(get!(Pending, pending, x), unbroadcast(part::Tensor, x), reuse)
+    slot, part = get!(Pending, pending, x), unbroadcast(part::Tensor, x)
+    has_few_summands(part) ? push!(slot.products, part) : add_part!(slot, part, reuse)
+    return nothing
+end
+
+"""Whether `g` is traced as a product by a transposed matrix whose operands are together smaller than the product."""
+has_few_summands(g::Tensor) = g.data === nothing && g.op === MATMUL && g.inputs[2].op === TRANSPOSE &&
+    ndims(g) == ndims(g.inputs[1]) == ndims(g.inputs[2]) == 2 && sum(length, g.inputs) <= length(g)
+
+"""
+Add products of few summands, as a loop has them, as one of all of them.
+
+The gradient of a weight that a loop reads is a sum of products, one for each step. With few samples each writes a whole
+matrix for little work: one product of all the steps' columns beside each other, which are copied, writes it once.
+"""
+function add_products!(slot::Pending, reuse::Union{Nothing,Reuse})
+    products = slot.products
+    if length(products) < 3
+        foreach(g -> add_part!(slot, g, reuse), products)
+        return nothing
+    end
+    left = concatenate(Tensor[g.inputs[1] for g in products], 2)
+    right = concatenate(Tensor[g.inputs[2].inputs[1] for g in products], 2)
+    add_part!(slot, MATMUL(left, flipped(right)), reuse)
     return nothing
 end
 
@@ -219,6 +243,7 @@ function add_part!(slot::Pending, part::Tensor, reuse::Union{Nothing,Reuse})
 end
 
 function accumulated(slot::Pending, node::Tensor, reuse::Union{Nothing,Reuse})
+    isempty(slot.products) || @entering scope=slot.products[1].scope add_products!(slot, reuse)
     isempty(slot.parts) || add_part!(slot, assemble(slot.parts, slot.places, node.dims), reuse)
     foreach(x -> waits!(reuse, x.data, -1), slot.parts)
     return slot.total::Tensor
