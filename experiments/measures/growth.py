@@ -60,7 +60,8 @@ def run(given: Assignment) -> Parts:
     rows: list[Row] = []
     with given.start() as worker:
         for name, series in given.settings["series"].items():
-            for number, (value, document) in enumerate(series["specs"].items()):
+            # What a process does once is no part of the growth: the largest network is built before.
+            for number, (value, document) in enumerate([*series["specs"].items()][-1:] + [*series["specs"].items()]):
                 spec = model_spec.loads(document, f"the spec of {name} {value}")
                 with RunArrays(generated.drawn_for(spec, 2 * given.settings["batch"]), given.task.work.folder) as work:
                     task = replace(
@@ -71,8 +72,9 @@ def run(given: Assignment) -> Parts:
                         work=work,
                         pretrained={},
                     )
-                    if number == 0:  # what a process does once is no part of the growth
+                    if number == 0:
                         started(worker, task)
+                        continue
                     about = {"series": name, "value": int(value)}
                     rows += [about | row for row in of_network(worker, task, given.threads)]
                 given.watcher.step()

@@ -179,6 +179,23 @@ end
     @test K.interpreting(() -> K.compiling(switch)) == (TwinGrad.Versions.INTERPRETS ? K.COMPILE : before)
     @test_throws DivideError K.interpreting(() -> div(1, 0))
     @test switch() == before
+    if TwinGrad.Versions.INTERPRETS
+        called = [x -> 3x]
+        K.switched(() -> Base.invokelatest(called[1], 5), K.INTERPRET)
+        code() = only(K.codes(first(methods(called[1]))))
+        @test code().invoke != C_NULL && code().specptr == C_NULL  # interpreted
+        @test K.compile_interpreted!() > 0 && code().invoke == C_NULL
+        @test Base.invokelatest(called[1], 5) == 15 && any(c -> c.specptr != C_NULL, K.codes(first(methods(called[1]))))
+        @test K.compile_interpreted!() < 10  # what it calls itself
+        seconds, wanted = K.INTERPRETED_SECONDS[], K.WANTED[]
+        for (spent, wish, found, then) in ((0.0, true, true, 0.0), (1.0, true, true, 1.0), (1.0, false, false, Inf),
+                (0.0, false, false, 0.0), (11.0, true, false, Inf), (Inf, true, false, Inf))
+            K.INTERPRETED_SECONDS[] = spent
+            K.interpret(wish)
+            @test (K.WANTED[], K.INTERPRETED_SECONDS[]) == (found, then)
+        end
+        K.INTERPRETED_SECONDS[], K.WANTED[] = seconds, wanted
+    end
     for x in (fill(1.0f0, 3, 2), fill(7), Int64[], UInt8[1, 2])
         @test K.zeroed!(x) === x && all(iszero, x)
     end

@@ -2,9 +2,12 @@
 #
 # What makes a session runs once, through hundreds of methods: Julia 1.5 compiles for seconds what then runs for
 # milliseconds. It can interpret instead, where `jl_options.compile_enabled` says so when a method is first called. A method
-# once interpreted stays so for dynamic calls; code compiled later does not mind, since it infers its callees anew.
+# once interpreted stays so for dynamic calls, until `compile_interpreted!`; code compiled later does not mind, since it
+# infers its callees anew.
 
 const WANTED = Ref(true)
+const INTERPRETED_SECONDS = Ref(0.0)  # so far in this process; infinite once nothing is to be interpreted any more
+const MOST_INTERPRETED_SECONDS = 10.0  # compiling all that is interpreted takes 6 s; a first session is interpreted in 4
 const COMPILE, INTERPRET = Int8(1), Int8(3)  # JL_OPTIONS_COMPILE_ON, JL_OPTIONS_COMPILE_MIN
 
 compile_switch() = Ptr{Int8}(cglobal(:jl_options)) + SWITCH_OFFSET
@@ -17,15 +20,82 @@ const SWITCH_OFFSET = fieldoffset(Base.JLOptions, something(findfirst(isequal(:c
 `f()`, with its methods interpreted where that is sooner done than compiling them. For code that runs once, and none of
 whose methods a hot loop calls dynamically; kernels are compiled all the same.
 """
-interpreting(@nospecialize(f)) = WANTED[] ? switched(f, INTERPRET) : f()
+function interpreting(@nospecialize(f))
+    WANTED[] && Versions.INTERPRETS || return f()
+    start = time_ns()
+    try
+        return switched(f, INTERPRET)
+    finally
+        INTERPRETED_SECONDS[] += (time_ns() - start) / 1e9
+    end
+end
 
 """
     interpret(wanted)
 
 Whether [`interpreting`](@ref) interprets from now on. Not where what it runs is much, such as the plan of a sequence of
-hundreds of steps, or is run again and again, as an engine without its techniques does.
+hundreds of steps, or is run again and again, as an engine without its techniques does. From then on, or once a process
+has made so many sessions that they were sooner compiled, what was interpreted before is compiled.
 """
-interpret(wanted::Bool) = (WANTED[] = wanted; nothing)
+function interpret(wanted::Bool)
+    WANTED[] = wanted && INTERPRETED_SECONDS[] < MOST_INTERPRETED_SECONDS
+    if !WANTED[] && 0 < INTERPRETED_SECONDS[] < Inf
+        compile_interpreted!()
+        INTERPRETED_SECONDS[] = Inf
+    end
+    return nothing
+end
+
+"""
+Have all methods that were interpreted compiled when they are called next, and return how many: they forget that they are to
+be interpreted, which Julia 1.5 notes with each method.
+"""
+function compile_interpreted!()
+    probe = [x -> x]  # whose call the compiler can't foresee
+    switched(() -> Base.invokelatest(probe[1], 1), INTERPRET)
+    interpreter = first(c.invoke for c in codes(first(methods(probe[1]))) if c.invoke != C_NULL && c.specptr == C_NULL)
+    found, tables, modules = 0, Set{Any}(), Set{Module}()
+    foreach(m -> collect_tables!(tables, modules, m), [Core; Main; collect(values(Base.loaded_modules))])
+    for table in tables
+        table === nothing || Base.visit(table) do method
+            for code in codes(method)
+                code.invoke == interpreter || continue
+                code.invoke = C_NULL
+                found += 1
+            end
+        end
+    end
+    return found
+end
+
+"""What Julia keeps of each specialisation of a method."""
+function codes(method::Method)
+    found, all = Core.CodeInstance[], method.specializations
+    for i in 1:length(all)
+        isassigned(all, i) && all[i] isa Core.MethodInstance && isdefined(all[i], :cache) || continue
+        code = all[i].cache
+        push!(found, code)
+        while isdefined(code, :next)
+            code = code.next
+            push!(found, code)
+        end
+    end
+    return found
+end
+
+"""Add the tables of methods of all functions and types in a module, and in those inside of it."""
+function collect_tables!(tables::Set{Any}, modules::Set{Module}, m::Module)
+    m in modules && return nothing
+    push!(modules, m)
+    for name in names(m; all=true)
+        isdefined(m, name) && !Base.isdeprecated(m, name) || continue
+        value = getfield(m, name)
+        value isa Module && collect_tables!(tables, modules, value)
+        type = Base.unwrap_unionall(value isa Type ? value : typeof(value))
+        type isa DataType && isdefined(type.name, :mt) && push!(tables, type.name.mt)
+    end
+    return nothing
+end
 
 """`f()`, with its methods compiled, inside of [`interpreting`](@ref) too."""
 compiling(@nospecialize(f)) = switched(f, COMPILE)
