@@ -61,7 +61,8 @@ def run(given: Assignment) -> Parts:
     with given.start() as worker:
         for name, series in given.settings["series"].items():
             # What a process does once is no part of the growth: the largest network is built before.
-            for number, (value, document) in enumerate([*series["specs"].items()][-1:] + [*series["specs"].items()]):
+            networks = [*series["specs"].items()]
+            for number, (value, document) in enumerate((networks[-1], *networks)):
                 spec = model_spec.loads(document, f"the spec of {name} {value}")
                 with RunArrays(generated.drawn_for(spec, 2 * given.settings["batch"]), given.task.work.folder) as work:
                     task = replace(

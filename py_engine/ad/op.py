@@ -116,6 +116,8 @@ class Op:
             tape runs it where it does not run this op, since no result needs it.
         commutes: whether the result is the same, to the last bit, with its two inputs exchanged.
         any_order: whether the terms of a sum of such ops may be added in any order.
+        join: `join(terms)` for results of it that are traced, and terms of one gradient: as few terms of the same sum
+            that are less to compute.
         scalar: the value for single float64 numbers as Python, with `{0}`, `{1}` for the operands, or a function
             that gives it for an equation; see `straight_line`.
         random: each call draws new values, so equal calls must not be merged.
@@ -165,6 +167,7 @@ class Op:
     checks: Callable[..., Check | None] | None = None
     commutes: bool = False
     any_order: bool = False
+    join: Callable[[list[Tensor]], list[Tensor]] | None = None
     scalar: str | Callable[[Equation], str] | None = None
     random: bool = False
     couples_batch: bool = False

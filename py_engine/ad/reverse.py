@@ -14,8 +14,7 @@ from py_engine.ad.memory import keep_freed_memory
 from py_engine.ad.mutation import mutated
 from py_engine.ad.op import described
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
-from py_engine.ad.ops.linalg import MATMUL
-from py_engine.ad.ops.shape import TRANSPOSE, Index, assemble
+from py_engine.ad.ops.shape import Index, assemble
 from py_engine.ad.program import same
 from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.tensor import FLOATS, Node, Result, Tensor
@@ -265,7 +264,7 @@ def accumulate(terms: Sequence[Term], node: Tensor) -> Tensor:
     slices = [(g, index) for g, index in terms if index is not None]
     whole = [g for g, index in terms if index is None]
     if len(whole) > 2 and STATE.symbolic:
-        whole = joined_products(whole)
+        whole = joined(whole)
     if slices:
         whole.append(assemble([g for g, _ in slices], [index for _, index in slices], node.shape))
     total = whole[0]
@@ -274,28 +273,18 @@ def accumulate(terms: Sequence[Term], node: Tensor) -> Tensor:
     return total
 
 
-def joined_products(terms: list[Tensor]) -> list[Tensor]:
-    """Return these terms of a sum, those that are products of few summands, as a loop has them, as one of all of them.
-
-    The gradient of a weight that a loop reads is a sum of products, one for each step. With few samples each writes a
-    whole matrix for little work: one product of all the steps' rows below each other, which are copied, writes it once.
-    """
-    few = [g for g in terms if _has_few_summands(g)]
-    if len(few) < 3:
-        return terms
-    outer, STATE.scope = STATE.scope, few[0].scope
-    left = ops.concatenate([g.inputs[0].inputs[0] for g in few])
-    product = ops.transpose(left) @ ops.concatenate([g.inputs[1] for g in few])
-    STATE.scope = outer
-    joined = {id(g) for g in few}
-    return [*(g for g in terms if id(g) not in joined), product]
-
-
-def _has_few_summands(g: Tensor) -> bool:
-    """Whether `g` is traced as a product of a transposed matrix whose operands together are smaller than it."""
-    if g.op is not MATMUL or g.data is not None or g.inputs[0].op is not TRANSPOSE:
-        return False
-    return g.ndim == g.inputs[0].ndim == g.inputs[1].ndim == 2 and sum(x.size for x in g.inputs) <= g.size
+def joined(terms: list[Tensor]) -> list[Tensor]:
+    """Return traced terms of a gradient as those of the same sum that are less to compute, where ops know some."""
+    kept: list[Tensor] = []
+    by_op: dict[int, list[Tensor]] = {}
+    for x in terms:
+        knows = x.data is None and x.op is not None and x.op.join is not None
+        (by_op.setdefault(id(x.op), []) if knows else kept).append(x)
+    for results in by_op.values():
+        op = results[0].op
+        assert op is not None and op.join is not None
+        kept += op.join(results)
+    return kept
 
 
 def unbroadcast(g: Tensor, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from py_engine.ad.ops.shape import (
     RESHAPE,
     TRANSPOSE,
     broadcast_to,
+    concatenate,
     leading,
     moveaxis,
     reshape,
@@ -34,6 +35,7 @@ from py_engine.ad.ops.shape import (
     swapaxes,
     transpose,
 )
+from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 
@@ -102,6 +104,28 @@ def _matmul_sparsity(a: Tensor, b: Tensor) -> list[tuple[Array, Array]]:
     return [(found, left), (found, right)]
 
 
+def _join_products(terms: list[Tensor]) -> list[Tensor]:
+    """Return these products with those of few summands as one of all of them.
+
+    The gradient of a weight that a loop reads is a sum of products, one for each step. With few samples each writes a
+    whole matrix for little work: one product of all the steps' rows below each other, which are copied, writes it once.
+    """
+    few = [x for x in terms if _has_few_summands(x)]
+    if len(few) < 3:
+        return terms
+    outer, STATE.scope = STATE.scope, few[0].scope
+    left, right = concatenate([x.inputs[0].inputs[0] for x in few]), concatenate([x.inputs[1] for x in few])
+    product = MATMUL(_transposed(left), right)
+    STATE.scope = outer
+    return [*(x for x in terms if not _has_few_summands(x)), product]
+
+
+def _has_few_summands(product: Tensor) -> bool:
+    """Whether it is one of a transposed matrix, and its operands together are smaller than it."""
+    turned, other = product.inputs
+    return turned.op is TRANSPOSE and turned.ndim == other.ndim == 2 and turned.size + other.size <= product.size
+
+
 MATMUL: Op = define(
     name="matmul",
     infer=_infer_matmul,
@@ -111,6 +135,7 @@ MATMUL: Op = define(
     jvp=multilinear_jvp("matmul"),
     batch=_batch_matmul,
     sparsity=_matmul_sparsity,
+    join=_join_products,
     accepts=suits_blas,
     strided=True,
     flops=lambda a, b: 2 * b.shape[-1] * math.prod((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:])),
