@@ -21,7 +21,7 @@ const SWITCH_OFFSET = fieldoffset(Base.JLOptions, something(findfirst(isequal(:c
 whose methods a hot loop calls dynamically; kernels are compiled all the same.
 """
 function interpreting(@nospecialize(f))
-    WANTED[] && Versions.INTERPRETS || return f()
+    WANTED[] && can_interpret() || return f()
     start = time_ns()
     try
         return switched(f, INTERPRET)
@@ -100,8 +100,10 @@ end
 """`f()`, with its methods compiled, inside of [`interpreting`](@ref) too."""
 compiling(@nospecialize(f)) = switched(f, COMPILE)
 
+can_interpret() = Versions.INTERPRETS && !Versions.writes_code()
+
 function switched(@nospecialize(f), mode::Int8)
-    Versions.INTERPRETS && !Versions.writes_code() || return f()
+    can_interpret() || return f()
     switch = compile_switch()
     before = unsafe_load(switch)
     before == COMPILE || before == INTERPRET || return f()  # Julia was started with another wish
