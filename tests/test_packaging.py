@@ -367,16 +367,17 @@ def test_every_import_is_declared_in_the_core_or_an_extra(package: str) -> None:
 def test_frameworks_are_imported_by_their_adapters_only() -> None:
     """A framework lives in its own process, an engine's worker or a system's program: nothing else imports it.
 
-    But for a program that compares single functions of several in one process.
+    But for programs that time single functions of several in one process, or a graph in a process of its own.
     """
     frameworks = {"torch", "tensorflow", "jax", "juliacall"}
     places = {ROOT / "bridge" / "adapters", ROOT / "bridge" / "julia", ROOT / "bridge" / "libjulia"}
     places |= {ROOT / "experiments" / "microbenchmarks" / "systems"}
+    programs = {ROOT / "experiments" / "op_speed.py", ROOT / "experiments" / "measures" / "growth.py"}
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for package in PACKAGES
         for path in sources(package)
-        if path.parent not in places and path != ROOT / "experiments" / "op_speed.py"
+        if path.parent not in places and path not in programs
         for name, line in imports(path)
         if name in frameworks
     ]
