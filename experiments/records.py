@@ -6,7 +6,9 @@ holds, such as what a later release adds, is left alone.
 
 from __future__ import annotations
 
+import io
 import json
+import lzma
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -26,6 +28,8 @@ MOST_RECORD_BYTES = 64_000_000
 """Of a raw record; the largest of a full run has 200,000."""
 MOST_TABLE_BYTES = 1_000_000_000
 """Of a tidy table."""
+UNPACKED_LIMIT = 100_000_000
+"""Bytes of a packed table, and of memory for unpacking it."""
 LARGEST = 1e18
 """Of any number in them but losses: seconds, bytes, counts."""
 LARGEST_LOSS = 1e300
@@ -268,19 +272,23 @@ _ALLOWED |= {"data_source": _WORDS["source"]}
 
 
 def read_table(path: Path, columns: tuple[str, ...], later: tuple[str, ...] = ()) -> pd.DataFrame:
-    """A tidy table with these columns, of which it may lack the `later` ones. Raises `DamagedError`."""
+    """A tidy table, which may be packed (.xz), with these columns, of which it may lack the `later` ones.
+
+    Raises `DamagedError`.
+    """
     import pandas as pd
 
     check_regular(path)
     try:
+        source = io.BytesIO(_unpacked(path)) if path.suffix == ".xz" else path
         # Small tables, of which rows are taken thousands of times: with pyarrow's texts that takes twice as long.
         with pd.option_context("mode.string_storage", "python"):
-            frame = pd.read_csv(path, dtype=dict.fromkeys(TEXTS, str), low_memory=False)
+            frame = pd.read_csv(source, dtype=dict.fromkeys(TEXTS, str), low_memory=False)
     except UnicodeDecodeError as error:
         raise DamagedError(f"not UTF-8 text: {error.reason}") from None
     except OSError as error:
         raise DamagedError(f"can't be read: {error.strerror or error}") from None
-    except (ValueError, MemoryError, OverflowError) as error:  # pandas' own are ValueErrors
+    except (ValueError, MemoryError, OverflowError, lzma.LZMAError) as error:  # pandas' own are ValueErrors
         raise DamagedError(f"not a table: {shown(str(error))}") from None
     absent = [column for column in columns if column not in frame.columns and column not in later]
     if absent:
@@ -292,6 +300,16 @@ def read_table(path: Path, columns: tuple[str, ...], later: tuple[str, ...] = ()
             frame[column] = _checked(frame, column)
     _check_repeated(frame, [column for column in dict.fromkeys(_IDENTITY) if column in columns])
     return frame
+
+
+def _unpacked(path: Path) -> bytes:
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKED_LIMIT)
+    content = decompressor.decompress(path.read_bytes(), max_length=UNPACKED_LIMIT + 1)
+    if len(content) > UNPACKED_LIMIT:
+        raise DamagedError(f"it holds more than {formats.size(UNPACKED_LIMIT)}")
+    if not decompressor.eof:
+        raise DamagedError("it is cut short")
+    return content
 
 
 def _check_repeated(frame: pd.DataFrame, names: list[str]) -> None:

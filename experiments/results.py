@@ -550,6 +550,8 @@ class Tidy:
         frames = {}
         for name, columns in COLUMNS.items():
             path = root / "tidy" / f"{name}.csv"
+            if not os.path.lexists(path) and os.path.lexists(f"{path}.xz"):  # as a large table is committed
+                path = Path(f"{path}.xz")
             if not os.path.lexists(path) and name in LATER_FILES:
                 frames[name] = pd.DataFrame(columns=list(columns))
                 continue

@@ -126,7 +126,7 @@ def made_from(results_dir: Path, papers: Sequence[str] | None = None) -> str:
     digest = hashlib.sha256()
     here = Path(__file__).parent
     for folder, pattern in (
-        (results_dir / "tidy", "*.csv"),
+        (results_dir / "tidy", "*.csv*"),
         (here, "*.py"),
         (here.parent, "quantities.py"),
         (here.parent, "testing.py"),

@@ -93,7 +93,8 @@ def fill(results: Results, schema: int = SCHEMA, count: int = 3) -> Results:
 
 
 def tidy(results: Results) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(results.tidy.glob("*.csv"))}
+    plain = {path.name: path.read_bytes() for path in sorted(results.tidy.glob("*.csv"))}
+    return plain | {path.stem: lzma.decompress(path.read_bytes()) for path in results.tidy.glob("*.csv.xz")}
 
 
 @pytest.fixture(scope="module")

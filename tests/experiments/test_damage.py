@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import lzma
 import os
 import random
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from bridge.errors import TwinGradError
@@ -343,6 +345,25 @@ def test_a_repeated_row_is_named_with_the_first_one_and_its_table(name: str, res
     path.write_text("\n".join([header, *lines, ""]))
     tidy = Tidy.load(results.root)
     assert lines and len((vars(tidy) | tidy.tables)[name]) == len(lines)
+
+
+def test_a_packed_table_is_read_as_it_was_and_a_damaged_one_is_named(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Tidy.load(results.root)
+    path, packed = results.tidy / "race.csv", results.tidy / "race.csv.xz"
+    content = lzma.compress(path.read_bytes())
+    path.unlink()
+    packed.write_bytes(content)
+    pd.testing.assert_frame_equal(Tidy.load(results.root).tables["race"], expected.tables["race"])
+    for damaged in (content[:-10], content[:20], b"", b"none", content[:-30] + bytes(30)):
+        packed.write_bytes(damaged)
+        with pytest.raises(TidyError, match=r"race\.csv\.xz is damaged: not a table: "):
+            Tidy.load(results.root)
+    packed.write_bytes(lzma.compress(bytes(2_000_000)))
+    monkeypatch.setattr(records, "UNPACKED_LIMIT", 1_000_000)
+    with pytest.raises(TidyError, match=r"race\.csv\.xz is damaged: not a table: "):
+        Tidy.load(results.root)
 
 
 def test_a_fifo_among_the_records_is_not_waited_for(results: Results) -> None:

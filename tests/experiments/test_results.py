@@ -399,7 +399,7 @@ def test_tidy_files_without_the_later_columns_are_read(results: Results) -> None
 
 def test_no_committed_result_is_a_large_file() -> None:
     committed = Path(__file__).parents[2] / "paper" / "results"
-    assert {path.name for path in committed.rglob("*") if path.stat().st_size >= 5_000_000} == set()
+    assert {path.name for path in committed.rglob("*") if path.stat().st_size >= 1_000_000} == set()
 
 
 def test_tidy_is_made_anew_only_when_there_is_something_new(results: Results) -> None:
