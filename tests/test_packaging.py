@@ -367,7 +367,7 @@ def test_every_import_is_declared_in_the_core_or_an_extra(package: str) -> None:
 def test_frameworks_are_imported_by_their_adapters_only() -> None:
     """A framework lives in its own process, an engine's worker or a system's program: nothing else imports it.
 
-    But for programs that time single functions of several in one process, or a graph in a process of its own.
+    But for programs that time single functions of several in one process, or graphs in a separate one.
     """
     frameworks = {"torch", "tensorflow", "jax", "juliacall"}
     places = {ROOT / "bridge" / "adapters", ROOT / "bridge" / "julia", ROOT / "bridge" / "libjulia"}
