@@ -7,6 +7,7 @@ piece of memory; views of a value, parts placed inside it, and results that over
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,11 +131,11 @@ def _pack(values: Sequence[Value], lifetime: dict[int, tuple[int, int]], reuse: 
     """Give each storage the smallest gap it fits in when its life begins; gaps that meet are joined."""
     offset: dict[int, int] = {}
     gaps: list[tuple[int, int]] = []  # (offset, size), by offset
-    alive: list[tuple[int, int]] = []  # (end, owner), by end
+    alive: list[tuple[int, int]] = []  # (end, owner), a heap
     size = 0
     for owner, (begin, end) in lifetime.items():
         while reuse and alive and alive[0][0] < begin:
-            _, gone = alive.pop(0)
+            _, gone = heapq.heappop(alive)
             _release(gaps, offset[gone], _aligned(values[gone].nbytes))
         need = _aligned(values[owner].nbytes)
         fitting = [k for k, (_, n) in enumerate(gaps) if n >= need]
@@ -149,7 +150,7 @@ def _pack(values: Sequence[Value], lifetime: dict[int, tuple[int, int]], reuse: 
         else:
             at, size = size, size + need
         offset[owner] = at
-        bisect.insort(alive, (end, owner))
+        heapq.heappush(alive, (end, owner))
     return offset, size
 
 
