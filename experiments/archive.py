@@ -73,7 +73,7 @@ def unpack(content: bytes, path: Path) -> dict[str, bytes]:
         raise _error(path, f"it has {size(len(content))}, more than {size(FILE_LIMIT)}")
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(_decompressed(content, path)), mode="r:") as archive:
+        with tarfile.open(fileobj=io.BytesIO(decompressed(content)), mode="r:") as archive:
             for member in archive:
                 key = _key(member, path)
                 if key in found:
@@ -89,15 +89,16 @@ def unpack(content: bytes, path: Path) -> dict[str, bytes]:
     return dict(sorted(found.items()))
 
 
-def _decompressed(content: bytes, path: Path) -> bytes:
+def decompressed(content: bytes) -> bytes:
+    """What xz packed, in bounded memory; ValueError or LZMAError for what is too large, or not packed so."""
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MEMORY_LIMIT)
     whole = decompressor.decompress(content, max_length=CONTENT_LIMIT + 1)
     if len(whole) > CONTENT_LIMIT:
-        raise _error(path, f"it holds more than {size(CONTENT_LIMIT)}")
+        raise ValueError(f"it holds more than {size(CONTENT_LIMIT)}")
     if not decompressor.eof:
-        raise _error(path, "it is cut short")
+        raise ValueError("it is cut short")
     if decompressor.unused_data:
-        raise _error(path, "something follows its end")
+        raise ValueError("something follows its end")
     return whole
 
 

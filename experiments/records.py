@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import shown
-from experiments import formats
+from experiments import archive, formats
 from experiments.measures.measure import EPOCH
 from experiments.measures.registry import RECORDED
 from experiments.papers import PROFILES
@@ -28,8 +28,6 @@ MOST_RECORD_BYTES = 64_000_000
 """Of a raw record; the largest of a full run has 200,000."""
 MOST_TABLE_BYTES = 1_000_000_000
 """Of a tidy table."""
-UNPACKED_LIMIT = 100_000_000
-"""Bytes of a packed table, and of memory for unpacking it."""
 LARGEST = 1e18
 """Of any number in them but losses: seconds, bytes, counts."""
 LARGEST_LOSS = 1e300
@@ -280,7 +278,7 @@ def read_table(path: Path, columns: tuple[str, ...], later: tuple[str, ...] = ()
 
     check_regular(path)
     try:
-        source = io.BytesIO(_unpacked(path)) if path.suffix == ".xz" else path
+        source = io.BytesIO(archive.decompressed(path.read_bytes())) if path.suffix == ".xz" else path
         # Small tables, of which rows are taken thousands of times: with pyarrow's texts that takes twice as long.
         with pd.option_context("mode.string_storage", "python"):
             frame = pd.read_csv(source, dtype=dict.fromkeys(TEXTS, str), low_memory=False)
@@ -300,16 +298,6 @@ def read_table(path: Path, columns: tuple[str, ...], later: tuple[str, ...] = ()
             frame[column] = _checked(frame, column)
     _check_repeated(frame, [column for column in dict.fromkeys(_IDENTITY) if column in columns])
     return frame
-
-
-def _unpacked(path: Path) -> bytes:
-    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKED_LIMIT)
-    content = decompressor.decompress(path.read_bytes(), max_length=UNPACKED_LIMIT + 1)
-    if len(content) > UNPACKED_LIMIT:
-        raise DamagedError(f"it holds more than {formats.size(UNPACKED_LIMIT)}")
-    if not decompressor.eof:
-        raise DamagedError("it is cut short")
-    return content
 
 
 def _check_repeated(frame: pd.DataFrame, names: list[str]) -> None:

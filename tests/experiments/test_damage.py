@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from bridge.errors import TwinGradError
-from experiments import cli, papers, records, report, summary
+from experiments import archive, cli, papers, records, report, summary
 from experiments.measures.registry import RECORDED
 from experiments.report import ReportError, tables
 from experiments.report.view import paper_view
@@ -361,7 +361,7 @@ def test_a_packed_table_is_read_as_it_was_and_a_damaged_one_is_named(
         with pytest.raises(TidyError, match=r"race\.csv\.xz is damaged: not a table: "):
             Tidy.load(results.root)
     packed.write_bytes(lzma.compress(bytes(2_000_000)))
-    monkeypatch.setattr(records, "UNPACKED_LIMIT", 1_000_000)
+    monkeypatch.setattr(archive, "CONTENT_LIMIT", 1_000_000)
     with pytest.raises(TidyError, match=r"race\.csv\.xz is damaged: not a table: "):
         Tidy.load(results.root)
 
