@@ -28,6 +28,10 @@ function lively_chain(layers...; seed=0)
     chain = Chain(layers...; seed=seed, dtype=Float64)
     random = MersenneTwister(seed)
     foreach(a -> a .= randn(random, size(a)) ./ 2, chain.parameters.arrays)
+    # A variance is positive; which numbers a seed gives differs between versions of Julia.
+    for name in keys(chain.parameters)
+        endswith(name, "running_var") && (chain.parameters[name] .= abs.(chain.parameters[name]))
+    end
     return chain
 end
 

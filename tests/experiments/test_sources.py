@@ -357,7 +357,9 @@ ENGINES = ("numpy", "julia", "torch", "tensorflow", "jax")
 INDEPENDENT = {
     "torch": "str(sys.modules['torch'].__config__.show())",
     "tensorflow": "str(sys.modules['tensorflow.python.framework.test_util'].IsMklEnabled())",
-    "julia": "str(session._runtime.evaluate('string(LinearAlgebra.BLAS.vendor())'))",
+    # From 1.7 on Julia reaches what it has loaded through libblastrampoline, and its name alone would be said.
+    "julia": "str(session._runtime.evaluate('string(let B = LinearAlgebra.BLAS; "
+    "isdefined(B, :get_config) ? [basename(x.libname) for x in B.get_config().loaded_libs] : B.vendor() end)'))",
 }
 """What else says which linear algebra an engine has, in its own process."""
 
@@ -411,7 +413,7 @@ def test_every_engine_says_its_own_linear_algebra(name: str) -> None:
     if name == "numpy":
         assert said == linear_algebra.of_numpy()
     elif name == "julia":
-        assert look.startswith("openblas") == said.startswith("OpenBLAS")
+        assert ("openblas" in look) == said.startswith("OpenBLAS")
         assert said != linear_algebra.of_numpy()
     elif name == "torch":
         assert ("Math Kernel Library" in look and "USE_MKL=ON" in look) == ("MKL" in said)
