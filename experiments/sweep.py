@@ -186,6 +186,11 @@ def checked_engines(paper: Paper, names: Sequence[str] | None, runs: Runs | None
     return list(names)
 
 
+def optional(paper: Paper) -> set[str]:
+    """The engines that have a row only where something was measured of them: that they fail is no failure of a run."""
+    return {row.name for row in paper.engines if row.optional}
+
+
 # -----------------------------------------------------------------------------------------------------------
 # Running
 
@@ -289,7 +294,8 @@ class Sweep:
             except (TwinGradError, EngineError) as error:
                 if slot.stopped:  # its worker was ended, which says nothing about the run
                     return
-                kind = "unavailable" if isinstance(error, EngineUnavailableError) else "failed"
+                absent = isinstance(error, EngineUnavailableError) or optional(job.paper).issuperset(job.engines)
+                kind = "unavailable" if absent else "failed"
                 died = f"{job.named}: " if isinstance(error, WorkerError) else ""
                 record.update(status="failed", error=f"{died}{error}", error_kind=kind)
             record["seconds"] = time.perf_counter() - start
@@ -370,7 +376,8 @@ def _note_failures(job: Job, record: Record) -> None:
         entrants[name]["error"] = message
     if failures:
         reasons = "; ".join(f"{name}: {failures[name]}" for name in entrants if name in failures)
-        missing = all(not engines.availability(name).ok for name in failures)
+        spared = optional(job.paper)
+        missing = all(name in spared or not engines.availability(name).ok for name in failures)
         record.update(error=f"{job.named}: {reasons}", error_kind="unavailable" if missing else "failed")
         if not missing or len(failures) == len(entrants):
             record["status"] = "failed"

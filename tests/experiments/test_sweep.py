@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bridge.errors import EngineUnavailableError, WorkerError
+from bridge.errors import EngineUnavailableError, SpecError, WorkerError
 from bridge.registry import ENGINES, Availability, Registered
 from bridge.session import Evaluation
 from bridge.worker import Worker
@@ -716,6 +716,26 @@ def test_an_engine_that_falls_out_of_a_race_leaves_the_others_in_it(
     assert record["status"] == "failed" and "torch: the worker" in record["error"]
     assert {row["engine"] for row in record["race"]} == {"numpy", "jax"}
     assert record["entrants"]["numpy"]["error"] is None
+
+
+def test_an_optional_engine_that_lacks_a_layer_is_left_out_and_fails_no_run(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(engine: str, _epoch: int) -> None:
+        if engine == "torch":
+            raise SpecError("the model", ["layers[1]: the engine torch has no rnn"])
+
+    monkeypatch.setattr(FakeWorker, "fail", staticmethod(fail))
+    for spared in (True, False):
+        rows = [row.model_copy(update={"optional": spared and row.name == "torch"}) for row in paper.engines]
+        chosen = paper.model_copy(update={"engines": rows})
+        jobs = sweep.plan(chosen, engine_names=["torch", "numpy"], seeds=1, measures=["time", "race"], threads=2)
+        alone, fine, raced = swept(tmp_path / str(spared), jobs).records
+        assert (alone["status"], alone["error_kind"]) == ("failed", "unavailable" if spared else "failed")
+        assert fine["status"] == "ok"
+        assert (raced["status"], raced["error_kind"]) == (("ok", "unavailable") if spared else ("failed", "failed"))
+        assert "has no rnn" in alone["error"] and "has no rnn" in raced["entrants"]["torch"]["error"]
+        assert {row["engine"] for row in raced["race"]} == {"numpy"}
 
 
 def test_the_summary_has_one_line_for_each_engine(paper: Paper, tmp_path: Path) -> None:
