@@ -35,6 +35,16 @@ const INTERPRETS = v"1.5" <= VERSION < v"1.6-"
 """Before 1.8 `@threads` in a thread other than the first runs its iterations one after the other."""
 const THREADS_FROM_FIRST_ALONE = VERSION < v"1.8-"
 
+"""
+From 1.12 on Julia starts a thread for interactive work beside those asked for, and the first code runs in it. `@threads` runs
+in the others alone, and on as many cores as threads were asked for, the waiting one takes a core from them.
+"""
+@static if isdefined(Threads, :threadpool)
+    waits_apart() = Threads.threadpool() === :interactive
+else
+    waits_apart() = false
+end
+
 """`stack` is a function of Base from 1.9 on."""
 const HAS_STACK = isdefined(Base, :stack)
 

@@ -61,14 +61,22 @@ function together(work, team::Team)
     team.arrived[] = 0
     team.broken[] = 0
     errors = Vector{Any}(nothing, team.size)
-    Threads.@threads :static for k in 1:Threads.nthreads()
-        if k <= team.size
-            try
-                work(k)
-            catch error
-                errors[k] = error
-                team.broken[] = 1
-            end
+    function part(k)
+        try
+            work(k)
+        catch error
+            errors[k] = error
+            team.broken[] = 1
+        end
+    end
+    if Versions.waits_apart()
+        # This thread would wait beside the team, and take a core from it: so it is one of the team.
+        others = [Threads.@spawn(part(k)) for k in 2:team.size]
+        part(1)
+        foreach(wait, others)
+    else
+        Threads.@threads :static for k in 1:Threads.nthreads()
+            k <= team.size && part(k)
         end
     end
     for error in errors
