@@ -250,6 +250,23 @@ end
     end
 end
 
+@testset "the members of a team are in different threads, the calling one among them, and an error ends all" begin
+    team, threads = NETWORK.Team(MANY), zeros(Int, MANY)
+    NETWORK.together(team) do k
+        threads[k] = Threads.threadid()
+        NETWORK.meet!(team) || error("a member is missing")
+    end
+    @test allunique(threads) && Threads.threadid() in threads
+    reached = fill(false, MANY)
+    for failing in 1:MANY
+        @test_throws ArgumentError("the member $failing") NETWORK.together(team) do k
+            k == failing && throw(ArgumentError("the member $failing"))
+            reached[k] = NETWORK.meet!(team)
+        end
+    end
+    @test !any(reached)
+end
+
 @testset "a trainer in a parallel region of its user's" begin
     x, y, order = problem()
     chains, losses = [model(), model()], Vector{Vector{Float64}}(undef, 2)

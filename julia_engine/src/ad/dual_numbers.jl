@@ -474,7 +474,7 @@ array or tuple of numbers, whose derivatives come back in the same form. Derivat
     derivative(x -> x^3, 2.0) == 12
 
 Where tensors are met (`f` holds one, `x` is one, a transform around gives some) the ops' forward-mode rules are used, as by
-[`jvp`](@ref); `f` may be called twice then, and only ops of TwinGrad are differentiated.
+[`TwinGrad.AD.jvp`](@ref); `f` may be called twice then, and only ops of TwinGrad are differentiated.
 """
 @inline derivative(f::F, x::Real) where {F} = slope(f, float(x), level(f, x))
 derivative(f, x::Elements) = AD.derivative_of_elements(f, x)
