@@ -295,7 +295,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     """
     from experiments import doctor
 
-    findings = doctor.examine(results_dir, data_dir)
+    findings = doctor.examine(output.console, results_dir, data_dir)
     marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
     rows = [[marks[item.state], item.name, item.found] for item in findings]
     table(output.console, ["", "", ""], rows, numbers=3)

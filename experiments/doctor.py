@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,20 +14,26 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from rich.console import Console
 
 import bridge.julia
 from bridge import registry, weights
 from bridge.errors import TwinGradError
+from bridge.libjulia import sysimage
 from bridge.libjulia.environment import kernels_for
 from bridge.session import Optimizer
-from bridge.worker import environment
+from bridge.worker import Worker, environment
 from experiments import papers, provenance, sources
 from experiments.data import generated
 from experiments.extras import EXTRAS
 from experiments.formats import size
+from experiments.progress import Steps
 from experiments.results import Results
 
 State = Literal["ok", "note", "problem"]
+
+ENGINES = ("numpy", "julia")
+"""Those that say what their threads do."""
 
 OLDEST_PYTHON = (3, 11)
 DISK_NEEDED = 1_000_000_000
@@ -52,22 +59,24 @@ class Finding:
     advice: str = ""
 
 
-def examine(results_dir: Path, data_dir: Path | None = None) -> list[Finding]:
-    """Look at everything; nothing is changed and nothing is downloaded."""
-    parts: tuple[Callable[[], Iterator[Finding]], ...] = (
-        python,
-        numpy_and_blas,
-        machine,
-        threads,
-        julia,
-        engines,
-        lambda: data(data_dir),
-        lambda: disk(results_dir),
-        tools,
-    )
+def examine(console: Console, results_dir: Path, data_dir: Path | None = None) -> list[Finding]:
+    """Look at everything, and say on the console how far that is; nothing is changed and nothing is downloaded."""
+    parts: dict[str, Callable[[], Iterator[Finding]]] = {
+        "Python": python,
+        "numpy": numpy_and_blas,
+        "machine": machine,
+        "threads of the engines": threads,
+        "Julia": julia,
+        "engines": engines,
+        "data sets": lambda: data(data_dir),
+        "disk": lambda: disk(results_dir),
+        "tools": tools,
+    }
     findings: list[Finding] = []
-    for part in parts:
-        findings += part()
+    with Steps(console, "looking", len(parts)) as progress:
+        for done, (name, part) in enumerate(parts.items()):
+            progress.show(done, name)
+            findings += part()
     return findings
 
 
@@ -143,24 +152,42 @@ def machine() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """What the threads of the numpy engine do in a training step of each study's network: shapes decide that."""
+    """What the threads of our engines do in a training step of each study's network: shapes decide that.
+
+    The records of a study with many networks say it themselves.
+    """
     if provenance.cores() < 2:
         return
-    from bridge.adapters.numpy import NumpySession
+    studies = [paper for paper in map(papers.load_paper, papers.paper_keys()) if not paper.families]
+    for engine in (name for name in ENGINES if registry.availability(name).ok):
+        if engine == "julia" and not _starts_soon():
+            advice = f"a system image of Julia makes each start shorter: {sysimage.COMMAND}, in a checkout"
+            yield Finding("threads of julia", "note", "not asked, since it would have to be compiled first", advice)
+            continue
+        found: dict[str, list[str]] = {}
+        for count, same in itertools.groupby(studies, lambda paper: paper.training.threads.value):
+            with Worker(engine, count) as worker:
+                for paper in same:
+                    found.setdefault(_threads_in_step(worker, paper), []).append(paper.key)
+        text = "; ".join(f"{what}: {', '.join(keys)}" for what, keys in found.items())
+        yield Finding(f"threads of {engine}", "ok", text)
 
-    studies: dict[str, list[str]] = {}
-    for paper in map(papers.load_paper, papers.paper_keys()):
-        if paper.families:
-            continue  # the records of its many networks say it
-        spec, training = paper.spec(), paper.training
-        samples = training.batch_size.value
-        rows = generated.drawn_for(spec, samples)
-        rule = Optimizer(training.optimizer.value, training.learning_rate.value)
-        session = NumpySession(spec, weights.initialise(spec, 0), rule, samples, threads=training.threads.value)
-        session.train_epoch(rows.x_train, rows.y_train, np.arange(samples))
-        studies.setdefault(session.threads_in_step(), []).append(paper.key)
-        session.close()
-    yield Finding("numpy's threads", "ok", "; ".join(f"{what}: {', '.join(keys)}" for what, keys in studies.items()))
+
+def _starts_soon() -> bool:
+    """Whether the machine code of the Julia engine is kept."""
+    found = bridge.julia.status().julia
+    return found is not None and (found.release >= sysimage.KEEPS_MACHINE_CODE or sysimage.usable(found)[0] is not None)
+
+
+def _threads_in_step(worker: Worker, paper: papers.Paper) -> str:
+    """What the worker's engine says of its threads, in the step of a mini-batch of this study."""
+    spec, training = paper.spec(), paper.training
+    samples = training.batch_size.value
+    rows = generated.drawn_for(spec, samples)
+    rule = Optimizer(training.optimizer.value, training.learning_rate.value)
+    worker.build(spec, weights.initialise(spec, 0), rule, samples)
+    worker.train_epoch(rows.x_train, rows.y_train, np.arange(samples))
+    return worker.threads_in_step()
 
 
 def julia() -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge import registry
 from bridge.libjulia import environment
 from bridge.registry import Availability, Registered
 from experiments import doctor, papers, provenance
@@ -114,15 +115,20 @@ def test_the_extras_are_those_of_the_distribution() -> None:
     assert remedy("sklearn") == "pip install 'twingrad[data]'"
 
 
-def test_it_says_for_each_study_what_numpys_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_for_each_study_what_an_engines_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "cores", lambda: 2)
-    finding = one(doctor.threads(), "numpy's threads")
-    said = dict(part.split(": ") for part in finding.found.split("; "))
-    assert "mnist-cnn-batch100" in said["split over 2 threads"].split(", ")
-    assert "mnist-rnn-e" in said["2 threads in BLAS"].split(", ")
-    assert sorted(key for keys in said.values() for key in keys.split(", ")) == [
-        key for key in papers.paper_keys() if not papers.load_paper(key).families
-    ]
+    studies = sorted(key for key in papers.paper_keys() if not papers.load_paper(key).families)
+    findings = list(doctor.threads())
+    for finding in (one for one in findings if one.state == "ok"):
+        said = dict(part.split(": ") for part in finding.found.split("; "))
+        assert "mnist-cnn-batch100" in said["split over 2 threads"].split(", ")
+        assert sorted(key for keys in said.values() for key in keys.split(", ")) == studies
+    engines = [engine for engine in ("numpy", "julia") if registry.availability(engine).ok]
+    assert [finding.name for finding in findings] == [f"threads of {engine}" for engine in engines]
+    no_image = "julia" in engines and not doctor._starts_soon()
+    assert [finding.name for finding in findings if finding.state == "note"] == ["threads of julia"] * no_image
+    numpys = dict(part.split(": ") for part in findings[0].found.split("; "))
+    assert "mnist-rnn-e" in numpys["2 threads in BLAS"].split(", ")
     monkeypatch.setattr(provenance, "cores", lambda: 1)
     assert not list(doctor.threads())
 
