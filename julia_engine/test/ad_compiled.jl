@@ -184,6 +184,11 @@ end
         program = AD.trace(w -> [gradient(w)], AD.Tensor[AD.symbol(Float64, [8, 8])])
         @test count(equation -> equation.op === AD.MATMUL, AD.simplify(program).equations) == products
         @test compile(gradient)(weight) ≈ gradient(weight) rtol = 1e-12
+        each = compile(gradient; techniques=Techniques(join=false))
+        @test each(weight) ≈ gradient(weight) rtol = 1e-12
+        # All are products by a transposed matrix but for the six of the forward pass.
+        found = first(values(each.tapes))[1].program.equations
+        @test count(equation -> startswith(equation.op.name, "matmul"), found) >= 6 + 5 + 6
         along(w) = sum(gradient(w) .* v)
         @test compile(grad(along))(weight) ≈ grad(along)(weight) rtol = 1e-11
     end

@@ -55,7 +55,7 @@ end
     block = checkpoint(w -> tanh.(w * tanh.(w * w)))
     f = value_and_grad((w, h, x) -> looped(block(w), h, x; checkpoint=3); argnums=(1, 2, 3))
     expected = f(w, h, x)
-    for name in (:preallocate, :reuse_memory, :in_place, :views, :place_parts, :simplify, :fuse, :concrete, :replay)
+    for name in (:preallocate, :reuse_memory, :in_place, :views, :place_parts, :simplify, :join, :fuse, :concrete, :replay)
         @test (name, same_gradients(compile(f; techniques=Techniques(; (name => false,)...))(w, h, x), expected)) == (name, true)
     end
     none = scan((h, x) -> (h .* x, h), h, zeros(3, 0))

@@ -263,7 +263,7 @@ def accumulate(terms: Sequence[Term], node: Tensor) -> Tensor:
         return terms[0][0]
     slices = [(g, index) for g, index in terms if index is not None]
     whole = [g for g, index in terms if index is None]
-    if len(whole) > 2 and STATE.symbolic:
+    if len(whole) > 2 and STATE.symbolic and (STATE.techniques is None or STATE.techniques.join):
         whole = joined(whole)
     if slices:
         whole.append(assemble([g for g, _ in slices], [index for _, index in slices], node.shape))

@@ -20,7 +20,7 @@ class _State(threading.local):
         self.differentiating = False  # inside a function that grad() was given
         self.given: list[Any] | None = None  # while ops are collected: the arrays they read, with their versions
         self.watched: list[Any] | None = None  # while a function is traced: what it took the values of, see Watch
-        self.techniques: Any = None  # those of the tape that is bound or run: tapes inside it have the same
+        self.techniques: Any = None  # of the function or tape that is traced, bound or run: tapes inside have the same
         self.updates: list[Any] | None = None  # in a training step: new values of what is not trained
         self.scope = ""  # the layer whose ops are being made, for messages
 

@@ -26,6 +26,8 @@ class Techniques:
             numpy.
         simplify: merge equal subexpressions, drop needless ops (one graph for forward and backward), and add the parts
             of a gradient as soon as they are there.
+        join: the terms of a gradient that can be computed together are: the products that make the gradient of a
+            weight which a loop reads become one of all its steps; off: each is computed and added.
         fused_loss: softmax cross-entropy and its gradient as two fused ops on integer labels (stable softmax,
             sparse one-hot labels); off: log_softmax times one-hot rows.
         fuse: convolution, bias, relu and max-pooling as one chain of few calls: the pooling is made ready by the
@@ -34,6 +36,8 @@ class Techniques:
         batched: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients
             accumulated.
         flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.
+        sparse_rows: where the batch is split, the gradient of an embedding is kept for the rows that were looked up, until
+            the parts are added up; off: as a whole matrix, one for each thread.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
             BLAS has one thread inside the split, all threads without it.
@@ -47,8 +51,10 @@ class Techniques:
     place_parts: bool = True
     straight_line: bool = True
     simplify: bool = True
+    join: bool = True
     fused_loss: bool = True
     fuse: bool = True
     batched: bool = True
     flat_parameters: bool = True
+    sparse_rows: bool = True
     split_batch: bool | str = "auto"

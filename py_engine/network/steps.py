@@ -328,11 +328,11 @@ def make_step(
                 f"{loss.name} with {' and '.join(loss.settings)} is the mean of a whole batch by weights, so that "
                 "it can't be trained sample by sample; switch the technique batched on"
             )
-        one = _traced(chain, loss, x, y, 1, 1)
+        one = _traced(chain, loss, x, y, 1, techniques, 1)
         return SampleBySample(Shard(one, slice(0, 1), gradient.zeros_like(), techniques), gradient)
     if not techniques.replay:
         return Eager(chain, loss, gradient)
-    trace = partial(_traced, chain, loss, x, y, samples)
+    trace = partial(_traced, chain, loss, x, y, samples, techniques)
     whole = trace(samples)
     may_split = threads > 1 and samples >= 2 * threads and chain.splits
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
@@ -345,11 +345,14 @@ def make_step(
     return Replay([shard], shares=shares)
 
 
-def _traced(chain: Chain, loss: Loss, x: Array, y: Array, samples: int, size: int) -> TracedStep:
+def _traced(
+    chain: Chain, loss: Loss, x: Array, y: Array, samples: int, techniques: Techniques, size: int
+) -> TracedStep:
     """Trace the step of `size` rows of a batch of `samples`; their loss counts by their share of it."""
     inputs = [Tensor.symbol((size, *a.shape[1:]), a.dtype, name) for a, name in ((x, "x"), (y, "y"))]
     share = 1.0 if loss.couples_batch else size / samples  # a loss that couples the batch divides by all of it
-    return trace_step(chain, loss, inputs[0], inputs[1], share)
+    with entering(techniques=techniques):
+        return trace_step(chain, loss, inputs[0], inputs[1], share)
 
 
 def _split(
@@ -381,7 +384,7 @@ def _split(
         if shard is None:
             with nullcontext() if meeting is None else meeting.tracing(k):
                 traced = trace(part.stop - part.start)
-            shard = Shard(traced, part, into, techniques, sparse=True)
+            shard = Shard(traced, part, into, techniques, sparse=techniques.sparse_rows)
             equations = [step.equation for step in shard.tape.instructions]
             if any(step.op.couples_batch and not meets(step.attrs) for step in equations):
                 return None

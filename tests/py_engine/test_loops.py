@@ -281,7 +281,7 @@ def test_no_run_relies_on_what_lies_in_scratch_memory():
             np.testing.assert_array_equal(out, value)
 
 
-@pytest.mark.parametrize("off", ["preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify"])
+@pytest.mark.parametrize("off", ["preallocate", "reuse_memory", "in_place", "views", "place_parts", "simplify", "join"])
 def test_a_technique_of_the_tape_changes_no_result(off):
     block = pe.checkpoint(np.sin)
 

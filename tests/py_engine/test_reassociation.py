@@ -182,6 +182,10 @@ def test_the_gradient_of_a_weight_that_a_loop_reads_is_one_product_where_the_sam
         tape = tape_of(gradient, weight, x)
         assert sum(name == "matmul" for name in names(tape)) == products
         np.testing.assert_allclose(pe.compile(gradient)(weight, x), gradient(weight, x), rtol=1e-12, atol=1e-15)
+        each = pe.compile(gradient, Techniques(join=False))
+        np.testing.assert_allclose(each(weight, x), gradient(weight, x), rtol=1e-12, atol=1e-15)
+        (alone,) = each.tapes.values()
+        assert sum(step.equation.op.name == "matmul" for step in alone[0].instructions) == 6 + 5 + 6
 
 
 def test_such_a_gradient_can_be_differentiated_once_more(rng):

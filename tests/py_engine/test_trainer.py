@@ -72,7 +72,7 @@ def train(x, y, epochs=3, chain=None, **options):
 
 
 SWITCHES = [
-    "replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "straight_line", "simplify",
+    "replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "straight_line", "simplify", "join",
     "fused_loss", "batched", "flat_parameters",
 ]  # fmt: skip
 
@@ -148,7 +148,9 @@ def test_switching_a_technique_off_changes_no_result(batch, switch, layer):
 
 
 def test_every_technique_is_a_switch_tested_here_or_below():
-    assert {*SWITCHES, "split_batch", "fuse"} == set(Techniques.__dataclass_fields__)  # test_fusion.py has the last
+    assert {*SWITCHES, "split_batch", "sparse_rows", "fuse"} == set(
+        Techniques.__dataclass_fields__
+    )  # test_fusion.py has the last
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -159,6 +161,23 @@ def test_a_split_batch_gives_the_gradient_of_the_whole(batch, threads):
     np.testing.assert_allclose(split, whole, rtol=1e-5)
     for name in parameters:
         np.testing.assert_allclose(split_parameters[name], parameters[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_the_rows_of_an_embedding_are_added_up_as_its_whole_gradients_are(sparse, rng):
+    x, y = rng.integers(0, 30, (17, 6)), rng.integers(0, 4, 17)
+    layers = [Embedding(30, 5, padding_index=0), Flatten(), Dense(30, 4)]
+    whole, parameters = train(x, y, chain=Chain(*layers, dtype=np.float64), techniques=Techniques(split_batch=False))
+    chain, how = Chain(*layers, dtype=np.float64), Techniques(split_batch=True, sparse_rows=sparse)
+    split, split_parameters = train(x, y, chain=chain, threads=3, techniques=how)
+    np.testing.assert_allclose(split, whole, rtol=1e-12)
+    for name in parameters:
+        np.testing.assert_allclose(split_parameters[name], parameters[name], rtol=1e-10, atol=1e-14)
+    trainer = Trainer(Chain(*layers, dtype=np.float64), batch_size=10, threads=2, techniques=how)
+    trainer.train_epoch(x[:10], y[:10])
+    dense = [any(out.shape == (30, 5) for out in tape.outputs) for tape in trainer.tapes]
+    trainer.close()
+    assert dense == [not sparse] * 2
 
 
 def test_a_split_batch_has_a_tape_per_thread_and_the_threads_end(batch):

@@ -196,7 +196,7 @@ function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, inputs::Vector{
     part = r(g, node, inputs, node.attrs)
     part === nothing && return nothing
     slot, part = get!(Pending, pending, x), unbroadcast(part::Tensor, x)
-    has_few_summands(part) ? push!(slot.products, part) : add_part!(slot, part, reuse)
+    has_few_summands(part) && state().techniques.join ? push!(slot.products, part) : add_part!(slot, part, reuse)
     return nothing
 end
 

@@ -15,6 +15,8 @@ brackets.
 - `place_parts`: the parts of a concatenation, and the gradients of slices, are computed in their place in the whole;
   off: they are copied there.
 - `simplify`: merge equal subexpressions and drop needless ops (one graph for forward and backward).
+- `join`: the products that make the gradient of a weight which a loop reads become one of all its steps, where the samples
+  are few; off: each is computed and added.
 - `fuse`: products that add to what is there, activations with their bias and their derivative, and convolutions with their
   max-pool, in one pass, and elementwise ops on large arrays tile by tile; off: op by op.
 - `fused_loss`: softmax cross-entropy and its gradient as fused ops on integer labels (stable softmax, sparse one-hot
@@ -39,6 +41,7 @@ struct Techniques
     views::Bool
     place_parts::Bool
     simplify::Bool
+    join::Bool
     fuse::Bool
     fused_loss::Bool
     concrete::Bool
@@ -49,7 +52,7 @@ struct Techniques
 end
 
 Techniques(; replay=true, preallocate=true, reuse_memory=true, in_place=true, views=true, place_parts=true,
-    simplify=true, fuse=true, fused_loss=true, concrete=true, batched=true, flat_parameters=true, sparse_columns=true,
+    simplify=true, join=true, fuse=true, fused_loss=true, concrete=true, batched=true, flat_parameters=true, sparse_columns=true,
     split_batch=true) =
-    Techniques(replay, preallocate, reuse_memory, in_place, views, place_parts, simplify, fuse, fused_loss, concrete,
-        batched, flat_parameters, sparse_columns, split_batch)
+    Techniques(replay, preallocate, reuse_memory, in_place, views, place_parts, simplify, join, fuse, fused_loss,
+        concrete, batched, flat_parameters, sparse_columns, split_batch)

@@ -132,7 +132,7 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
         append!(found, gradients(Tensor[value], Tensor[AD.literal(T, 1)], trained_tensors(parameters)))
         return value
     end
-    value, nodes = tracing_part(() -> AD.tracing(traced_part), meeting, thread)
+    value, nodes = AD.@entering techniques=techniques tracing_part(() -> AD.tracing(traced_part), meeting, thread)
     outputs, results, lookups = Tensor[value], Dict{Int,Any}(), Tuple{Int,Tensor,Int}[]
     parts = memories(trainable_part(layout), gradient)
     for i in eachindex(found)

@@ -17,7 +17,7 @@ from py_engine.ad.compile.tape import Tape
 from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.op import Shape, as_tensor
 from py_engine.ad.program import traced, tracing
-from py_engine.ad.state import STATE, restoring
+from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
@@ -107,7 +107,7 @@ class Compiled:
     def _traced(self, signature: Signature) -> tuple[Tape, Pack]:
         structure, kinds = signature
         inputs = [Tensor.symbol(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(kinds)]
-        with tracing() as nodes:
+        with entering(techniques=self.techniques), tracing() as nodes:
             leaves, returned = flatten(self.function(*(inputs if structure is None else unflatten(structure, inputs))))
             outputs = [_output(leaf) for leaf in (leaves if returned.kind is not NoneType else [None])]
             watched = STATE.watched or ()

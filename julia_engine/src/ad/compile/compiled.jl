@@ -309,7 +309,7 @@ function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure
     end
     inputs = Tensor[symbol(eltype(a), collect(Int, size(a)), "x$i") for (i, a) in enumerate(arrays)]
     watched = watch(compiled.f)
-    result, nodes = tracing(() -> compiled.f(unflatten(structure, inputs)...))
+    result, nodes = @entering techniques=compiled.techniques tracing(() -> compiled.f(unflatten(structure, inputs)...))
     leaves, results = flatten(result)
     program = traced(nodes, inputs, Tensor[as_result(x) for x in leaves])
     depends_on_duals(program.outputs) && return nothing  # the derivative around is not one of a tape
