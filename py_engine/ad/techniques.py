@@ -36,8 +36,8 @@ class Techniques:
         batched: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients
             accumulated.
         flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.
-        sparse_rows: where the batch is split, the gradient of an embedding is kept for the rows that were looked up, until
-            the parts are added up; off: as a whole matrix, one for each thread.
+        sparse_rows: where the batch is split, the gradient of an embedding is kept for the rows that were looked up,
+            until the parts are added up; off: as a whole matrix, one for each thread.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
             BLAS has one thread inside the split, all threads without it.
