@@ -99,7 +99,8 @@ class Job:
         if self.kind.plan == "together":
             name = f"{self.measure} of {self.network or ', '.join(self.engines)}"
             return f"{self.paper.key}  {name}  threads {self.threads}"
-        return f"{self.paper.key}  {self.engines[0]:<13}  {self.measure:<7}  seed {self.seed}"
+        about = self.network or f"seed {self.seed}"
+        return f"{self.paper.key}  {self.engines[0]:<13}  {self.measure:<7}  {about}"
 
 
 @dataclass
@@ -156,7 +157,8 @@ def plan(
                 for network in measure.networks(paper, runs):
                     jobs.append(Job(paper, tuple(chosen), 0, name, here, profile, count, wanted, network))
         elif measure.plan == "engines":
-            jobs += [Job(paper, (engine,), 0, name, usual, profile, threads_asked=asked) for engine in chosen]
+            for network in measure.networks(paper, runs):
+                jobs += [Job(paper, (one,), 0, name, usual, profile, 0, asked, network) for one in chosen]
         else:
             alone = threads or (runs.option(measure.threads) if measure.threads else 1)
             here, wanted = (usual, asked) if measure.timed else (alone, alone)

@@ -222,7 +222,7 @@ def _unusable(option: Callable[[str], Any]) -> str:
 
 MEASURE = Measure(
     name="growth",
-    place=9,
+    place=10,
     title="growth: step and start-up over the size of a network, and gradients over nodes",
     about="time over the length, width and vocabulary of networks, and over the nodes of a graph",
     words="growth",

@@ -60,7 +60,7 @@ class Measure:
     """A run for each seed and engine, for each engine, or for all engines together and each number of threads;
     "suites": see `experiments.microbenchmarks.sweep`."""
     networks: Callable[[Paper, Runs], Sequence[str]] = lambda paper, runs: ("",)
-    """Of all engines together: the networks that have a run each, by the names that its `settings` know."""
+    """Unless planned by seeds: the networks that have a run each, by the names that its `settings` know."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Its keys under `[runs.<profile>]` of a paper, with their kinds (`experiments.papers.KINDS`); "?": optional."""
     check: Callable[[Callable[[str], Any]], str] = lambda option: ""

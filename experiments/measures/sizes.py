@@ -227,23 +227,34 @@ def rows_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def networks(paper: Paper, runs: Runs) -> list[str]:
-    """The names of the networks that a profile measures, "<family>-<size>", the smallest of all families first."""
+    """The names of the networks that a profile measures."""
     asked = runs.option("sizes_networks")
+    return [name for name in names(paper) if asked is None or name in asked]
+
+
+def names(paper: Paper) -> list[str]:
+    """The names of a paper's networks, "<family>-<size>", the smallest of all families first."""
     by_place = itertools.zip_longest(*([f"{one.id}-{size}" for size in one.sizes] for one in paper.families))
-    return [name for names in by_place for name in names if name and (asked is None or name in asked)]
+    return [name for found in by_place for name in found if name]
 
 
-def _settings(job: Job) -> dict[str, Any]:
-    """The network and how it is trained, by value."""
+def network_settings(job: Job) -> dict[str, Any]:
+    """A job's network and how it is trained, by value."""
     family, size = next(
         (family, size) for family in job.paper.families for size in family.sizes if job.network == f"{family.id}-{size}"
     )
-    few = job.option("sizes_batches_of_one_thread") if job.threads == 1 else None
     return {
         "family": family.id,
         "size": size,
         "spec": job.paper.sized(family, size).dump(),
         "optimizer": dataclasses.asdict(Optimizer(family.optimizer, family.learning_rate)),
+    }
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    few = job.option("sizes_batches_of_one_thread") if job.threads == 1 else None
+    return {
+        **network_settings(job),
         "batches": few or job.option("sizes_batches"),
         "rounds": job.rounds,
         "compiled": job.option("sizes_compiled_batch") if job.threads > 1 else None,

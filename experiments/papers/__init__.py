@@ -471,9 +471,10 @@ class Paper(_Record):
                 unknown = sorted(set(found) - set(names))
                 if unknown:
                     raise ValueError(f"runs.{profile}.{place}: {unknown[0]!r} is not among the engines")
-            asked = self.runs_of(profile).option("sizes_networks") or []
-            if unknown := sorted(set(asked) - {f"{one.id}-{size}" for one in self.families for size in one.sizes}):
-                raise ValueError(f"runs.{profile}.sizes_networks: {unknown[0]!r} is in no family")
+            networks = {f"{one.id}-{size}" for one in self.families for size in one.sizes}
+            for option in ("sizes_networks", "sizes_ablation_networks"):
+                if unknown := sorted({*(self.runs_of(profile).option(option) or [])} - networks):
+                    raise ValueError(f"runs.{profile}.{option}: {unknown[0]!r} is in no family")
         for name in self.own:
             if name not in names:
                 raise ValueError(f"own: {name!r} is not among the engines")

@@ -38,6 +38,11 @@ TECHNIQUES = {
 """What the techniques are, with the papers that name them (by the last letters of their keys; b is mnist-cnn)."""
 
 
+def described(technique: str) -> str:
+    """A technique in words."""
+    return TECHNIQUES.get(technique, technique.replace("_", " "))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # First epoch and average
 
@@ -337,7 +342,7 @@ def _ablation(view: View, engine: str) -> Table:
             {
                 **base,
                 "technique": name,
-                "system": TECHNIQUES.get(name, name.replace("_", " ")),
+                "system": described(name),
                 **_cost("without", numbers.get(("without", name)), every),
                 **_cost("alone", numbers.get(("alone", name)), none),
             }

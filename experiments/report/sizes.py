@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from experiments.formats import MISSING, fixed, share, significant, size
 from experiments.report import figures as drawing
 from experiments.report import row_helpers, style
+from experiments.report.comparisons import described
 from experiments.report.figures import NotDrawnError
 from experiments.report.row_helpers import producer
 from experiments.report.style import PAGE
@@ -217,6 +218,46 @@ def _gave_up(view: View) -> list[str]:
         )
         found.append(f"{view.label(str(engine))}, {reason}: {where}.")
     return found
+
+
+@producer
+def sizes_ablation(view: View) -> Table:
+    """The step of each of our engines without one technique over its step with all, network by network."""
+    every = view.table("sizes_ablation")
+    every = every.assign(size=[f"{size:g}" for size in every["size"]])
+    networks = {
+        f"{family.id}-{size}": f"{family.title} {size}"
+        for family in view.paper.families
+        for size in family.sizes
+        if (every[["family", "size"]] == [family.id, size]).all(axis=1).any()
+    }
+    rows: list[Row] = []
+    for (engine, technique), part in every.groupby(["engine", "technique"], sort=False):
+        factors = part["microseconds_per_step"] / part["all_on_microseconds"]
+        of_network = zip(part["family"] + "-" + part["size"], factors, strict=True)
+        rows.append(
+            {
+                **{"kind": "measured", "machine": view.machine(["sizes_ablation"]), "data": view.data_source},
+                **{"group": view.label(str(engine)), "engine": engine, "technique": technique},
+                **{name: row_helpers.or_none(factor) for name, factor in of_network},
+            }
+        )
+    batch = f"mini-batches of {int(every['batch'].iloc[0])}" if len(every) else ""
+    return Table(
+        fields=("kind", "machine", "data", "engine", "technique", *networks),
+        columns=(
+            Column("technique off", lambda row: described(str(row["technique"])), align="left"),
+            *(column(title, name, fixed) for name, title in networks.items()),
+        ),
+        rows=tuple(rows),
+        notes=(
+            f"Above 1 the technique makes a step faster, in {batch}; {MISSING}: it can't be switched off there."
+            if rows
+            else "Not run: make sizes runs it.",
+            *row_helpers.missing_notes(view, ("sizes_ablation",), tuple(TARGETS)),
+        ),
+        wide=True,
+    )
 
 
 @producer

@@ -60,6 +60,9 @@ def record(measure: str = "time") -> dict[str, Any]:
             "sizes": [{"engine": "numpy", "batch": 1, "round": 1, "microseconds_per_step": 2.0}],
             **{"facts": [{"engine": "numpy", "batch": 1}], "limits": {}, "entrants": {"numpy": entrant}},
         },
+        "sizes_ablation": {
+            "sizes_ablation": [{"technique": "fuse", "microseconds_per_step": 3.0, "all_on_microseconds": 2.0}],
+        },
         "growth": {"growth": [{"series": "width", "value": 10, "what": "step", "seconds": 2.0, "limit_seconds": 1.0}]},
         "microbenchmarks": {
             "entrants": {"numpy": entrant},

@@ -34,7 +34,13 @@ ViewOf = Callable[..., View]
 ENGINES = tuple(row.name for row in load_paper("mnist-rnn-e").engines if not row.optional)
 ABOUT_SOME = {"settings", "missing", "scaling", "parity", "variants", "ablation_numpy", "ablation_julia", "claims"}
 SYSTEMS = {"micro_gradients", "micro_chunks", "micro_ratios", "micro_memory"}
-OF_SIZES = {"sizes", "sizes_held", "sizes_start", "growth"}  # whose rows are networks: see test_sizes.py
+OF_SIZES = {
+    "sizes",
+    "sizes_held",
+    "sizes_start",
+    "sizes_ablation",
+    "growth",
+}  # whose rows are networks: see test_sizes.py
 ABOUT_ENGINES = sorted(set(tables.PRODUCERS) - ABOUT_SOME - SYSTEMS - OF_SIZES)
 
 

@@ -334,6 +334,7 @@ def test_tidy_files_have_their_columns_and_are_read_back(results: Results) -> No
         "ablation": 0,
         "variants": 0,
         "sizes": 0,
+        "sizes_ablation": 0,
         "growth": 0,
         "microbenchmarks": 0,
     }

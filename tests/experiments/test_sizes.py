@@ -21,7 +21,7 @@ from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from experiments import papers, sweep, testing
 from experiments.data import generated
-from experiments.measures import growth
+from experiments.measures import ablation, growth, sizes_ablation
 from experiments.measures import sizes as measured
 from experiments.papers import Family, Paper, PaperFileError
 from experiments.progress import Progress
@@ -269,6 +269,53 @@ def test_slow_frameworks_take_part_in_every_third_round_and_ours_in_all() -> Non
         {row["engine"] for row in measured.in_round(number, workers, seconds, task, 50, {})} for number in (1, 2, 3)
     ]
     assert taking_part == [{"numpy", "torch", "jax"}] * 2 + [set(seconds)]
+
+
+# Ablation ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_technique_is_switched_off_in_each_network(
+    tmp_path: Path, julia: Julia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Julia compiles for each of them.
+    of_engines = {"numpy": ablation.techniques("numpy"), "julia": ("fuse", "batched", "join")}
+    assert {*of_engines["julia"]} < {*ablation.techniques("julia")}
+    monkeypatch.setattr(sizes_ablation, "techniques", of_engines.__getitem__)
+    text = (papers.PAPERS_DIR / "sizes.toml").read_text(encoding="utf-8")
+    head, _, _ = text.partition("[[families]]")
+    families = """
+[[families]]
+id = "cnn-norm"
+title = "CNN, normalised"
+model = "sizes-cnn-norm"
+optimizer = "sgd"
+learning_rate = 0.01
+over = "first filters"
+[families.sizes]
+2 = { "conv1.filters" = 2, "conv2.filters" = 3, "conv3.filters" = 4 }
+"""
+    runs = """
+measures = ["sizes_ablation"]
+sizes_ablation_engines = ["numpy", "julia"]
+sizes_ablation_networks = ["cnn-norm-2"]
+sizes_ablation_batch = 4
+"""
+    paper = papers.loads(f"{head}{families}[runs.full]{runs}[runs.quick]{runs}[runs.sample]{runs}")
+    results = Results(tmp_path)
+    with results.locked():
+        found = sweep.Sweep(results).run(sweep.plan(paper), Progress(Console(file=io.StringIO()), 1))
+        results.write_tidy()
+    assert [record["status"] for record in found.records] == ["ok", "ok"], [one["error"] for one in found.records]
+    rows = tidy_rows(found.records)["sizes_ablation"]
+    for engine in ("numpy", "julia"):
+        of_engine = {row["technique"]: row for row in rows if row["engine"] == engine}
+        assert tuple(of_engine) == of_engines[engine]
+        assert all(row["all_on_microseconds"] > 0 for row in of_engine.values())
+        batched = of_engine.pop("batched")
+        assert "microseconds_per_step" not in batched and "batch" in batched["missing"]  # it is normalised
+        assert all(row["microseconds_per_step"] > 0 for row in of_engine.values())
+    made = sizes.sizes_ablation(paper_view(paper, Tidy.load(tmp_path)))
+    assert len(made.rows) == len(rows) and all(row["cnn-norm-2"] or row["technique"] == "batched" for row in made.rows)
 
 
 # Growth --------------------------------------------------------------------------------------------------------------

@@ -86,6 +86,10 @@ MEASURES["sizes"] = (
     *(*MEASURES["race"], *MEASURES["ablation"], "experiments/measures/sizes.py"),  # its limit; how engines warm up
     *(f"experiments/data/{name}.py" for name in ("__init__", "dataset", "generated")),
 )
+MEASURES["sizes_ablation"] = (
+    *(name for name in MEASURES["sizes"] if name != "experiments/measures/roofline.jl"),  # no limit is measured
+    "experiments/measures/sizes_ablation.py",
+)
 MEASURES["growth"] = (
     *(name for name in MEASURES["sizes"] if name not in (MEASURES["race"][0], "experiments/measures/sizes.py")),
     *(f"experiments/measures/growth.{end}" for end in ("py", "jl")),
