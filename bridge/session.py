@@ -233,6 +233,15 @@ class Costed(Protocol):
         ...
 
 
+@runtime_checkable
+class Starting(Protocol):
+    """A class of sessions with a runtime that does not run once it is imported, as a framework does."""
+
+    def start(self, threads: int) -> None:
+        """Start it now, so that neither its time nor its memory counts for the first session."""
+        ...
+
+
 class Counting(Protocol):
     """A session whose runtime counts what it allocates."""
 

@@ -111,7 +111,7 @@ class Worker:
         self._child = Child(command, self._variables, self._folder, self.cores)
         described = self._receive("starting")["result"]
         self.import_seconds: float = described["import_seconds"]
-        """What importing the engine took, numpy and the bridge being there already."""
+        """What importing the engine, and starting the runtime it has, took; numpy and the bridge were there already."""
         self.start_seconds = time.perf_counter() - before
         """From nothing to a process that is ready to build, imports included."""
         self.versions: dict[str, str] = described["versions"]

@@ -24,7 +24,7 @@ from bridge import memory, spec
 from bridge import registry as engines
 from bridge.child_process import Answer, serve
 from bridge.errors import EngineUnavailableError
-from bridge.session import Costed, Counting, Optimizer, Preloading, Session
+from bridge.session import Costed, Counting, Optimizer, Preloading, Session, Starting
 
 __all__ = ["main"]
 
@@ -68,7 +68,8 @@ class _Server:
 
     def load(self) -> Answer:
         before = time.perf_counter()
-        self._engine.load()
+        if isinstance(sessions := self._engine.load(), Starting):
+            sessions.start(self._threads)
         seconds = time.perf_counter() - before
         versions = {"python": platform.python_version(), **self._engine.availability().versions}
         return {"result": {"import_seconds": seconds, "versions": versions}}

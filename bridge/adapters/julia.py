@@ -1,7 +1,8 @@
 """Our Julia engine, in this process: numpy's memory goes in and out as it is, through the engine's entry points.
 
-Julia starts with the first session and with that session's threads; a session with more needs another process. A spec
-reaches Julia as text that is read and never evaluated. An epoch is cut into short calls, between which ctrl-C is heard.
+Julia starts with the first session, or before, and with that session's threads; one with more needs another process.
+A spec reaches Julia as text that is read and never evaluated. An epoch is cut into short calls, between which ctrl-C is
+heard.
 """
 
 from __future__ import annotations
@@ -178,6 +179,11 @@ class EntrySession:
         number = self._entries.create(description, len(description), vector.ctypes.data, len(vector))
         self._raise(-number if number < 0 else 0)
         self._number = number
+
+    @classmethod
+    def start(cls, threads: int) -> None:
+        """See `Starting.start`: Julia with this many threads, and what it runs."""
+        cls._load(threads)
 
     def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""

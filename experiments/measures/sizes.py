@@ -6,10 +6,10 @@ are steady. Then they alternate: in a round each trains as many steps as take it
 least. A framework whose steps take over `SLOW` times as long as the fastest one's takes part in every third round: it
 can't be the best peer.
 
-Start-up is what `build` and the first step take. Memory is the peak since before the first `build`, over the level
-there. An engine that can say what the calls of a step cost (`Costed`) is asked for the most expensive one, and for what
-its threads do. Before and after, the machine itself is measured (`roofline`); the best of both gives the limit of each
-step, and of that call.
+Start-up is what `build` and the first step take, once the engine is imported and its runtime has started, which has
+seconds of its own. Memory is the peak since before the first `build`, over the level there. An engine that can say what
+the calls of a step cost (`Costed`) is asked for the most expensive one, and for what its threads do. Before and after,
+the machine itself is measured (`roofline`); the best of both gives the limit of each step, and of that call.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ SLOW, SPARSE = 2.0, 3
 """From how many times the fastest framework's time on another takes part in only every so many rounds."""
 
 FACTS = (
-    *("first", "start_seconds", "memory_bytes", "kernel", "kernel_share", "kernel_limit_share", "threads_in_step"),
-    "missing",
+    *("first", "start_seconds", "memory_bytes", "import_seconds", "level_bytes"),
+    *("kernel", "kernel_share", "kernel_limit_share", "threads_in_step", "missing"),
 )
 """What the tidy table has of an engine, a network and a size of mini-batch, beside its rounds."""
 LIMITS = ("limit_microseconds", "limited_by")
@@ -93,9 +93,10 @@ def run(given: Assignment) -> Parts:
                     with failing(name, failures, (GaveUpError, SpecError)):
                         if name not in workers:
                             workers[name] = stack.enter_context(given.slot.start(name, given.threads))
-                            about["first"] = 1
+                            about |= {"first": 1, "import_seconds": workers[name].import_seconds}
                         about["start_seconds"] = begin(workers[name], here, levels)
                         seconds[name] = warm(workers[name], here)
+                        about["level_bytes"] = levels[name]
                         about["memory_bytes"] = workers[name].peak_rss() - levels[name]
                         workers[name].pause()
                         facts.append(about)
@@ -318,5 +319,5 @@ MEASURE = Measure(
     ),
     records=rows_of,
     later=True,
-    later_columns=("threads_in_step",),
+    later_columns=("import_seconds", "level_bytes", "threads_in_step"),
 )

@@ -182,26 +182,34 @@ def sizes_start(view: View) -> Table:
             if len(facts) and engine in steps:
                 one = facts.iloc[0]
                 row[f"{engine}_memory_bytes"] = row_helpers.or_none(one["memory_bytes"])
+                row[f"{engine}_peak_bytes"] = row_helpers.or_none(one["memory_bytes"] + one["level_bytes"])
                 if one["first"] == 1:
                     row[f"{engine}_start_s"] = float(one["start_seconds"] - steps[engine].median() / 1e6)
+                    row[f"{engine}_import_s"] = row_helpers.or_none(one["import_seconds"])
         rows.append(row)
 
     def cell(engine: str) -> Callable[[Row], str]:
         def text(row: Row) -> str:
-            start, memory = row.get(f"{engine}_start_s"), row.get(f"{engine}_memory_bytes")
-            return f"{MISSING if empty(start) else significant(start)}, {MISSING if empty(memory) else size(memory)}"
+            shown = {"start_s": significant, "import_s": significant, "memory_bytes": size, "peak_bytes": size}
+            start, imported, memory, peak = (
+                MISSING if empty(value := row.get(f"{engine}_{name}")) else show(value) for name, show in shown.items()
+            )
+            return f"{start} ({imported}), {memory} ({peak})"
 
         return text
 
     return _table(
         view,
-        tuple(f"{engine}_{name}" for engine in engines for name in ("start_s", "memory_bytes")),
+        tuple(
+            f"{engine}_{name}" for engine in engines for name in ("start_s", "memory_bytes", "import_s", "peak_bytes")
+        ),
         [Column(view.label(engine), cell(engine)) for engine in engines],
         rows,
         [
             "Start-up in seconds: `build` and the first step less the median step, in a fresh process, so that it is "
-            "that of the smallest mini-batch. Memory: the peak resident since before the first `build`, over the level "
-            "there.",
+            "that of the smallest mini-batch; in brackets what came before, importing the engine and starting its "
+            "runtime. Memory: the peak resident since before the first `build`, over the level there; in brackets that "
+            "of the whole process.",
             *_gave_up(view),
         ],
     )

@@ -196,6 +196,7 @@ def _add_size(found: Rows, base: dict[str, Any], engines: tuple[str, ...], place
             limit = 2.0 * 4**place * batch
             facts = {
                 **{"first": 1 if batch == 1 else None, "start_seconds": 2.5, "memory_bytes": 1e6 * batch},
+                **{"import_seconds": 1.5, "level_bytes": 2e8},
                 **{"kernel": "matmul of dense1", "kernel_share": 0.6, "kernel_limit_share": 0.4},
                 **{"limit_microseconds": limit, "limited_by": "products", "batch": batch},
             }

@@ -26,8 +26,8 @@ from experiments.results import COLUMNS, COMMITTED, SCHEMA, Record, Results, Res
 COMMITTED_RESULTS = Path(__file__).resolve().parents[2] / "paper" / "results"
 
 MEASURES = (
-    *("time", "own", "memory", "race", "scaling", "ablation", "variants", "sizes", "growth", "microbenchmarks"),
-    "failed",
+    *("time", "own", "memory", "race", "scaling", "ablation", "variants", "sizes", "sizes_ablation", "growth"),
+    *("microbenchmarks", "failed"),
 )
 
 
@@ -37,7 +37,7 @@ def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
     status, measure = ("failed", "time") if measure == "failed" else ("ok", measure)
     point = {"engine": "numpy", "label": "TwinGrad numpy", "microseconds_per_step": draw.random() * 1e3}
     point |= {"quantity": "batch_size", "configuration": "all", "technique": "", "variant": "static", "batch": 64}
-    point |= {"series": "width", "what": "step", "seconds": draw.random()}
+    point |= {"series": "width", "what": "step", "seconds": draw.random(), "all_on_microseconds": draw.random()}
     origin = {"label": "TwinGrad numpy", "engine_digest": "e1", "error": None, "versions": {"numpy": "2.0"}}
     record: Record = {
         "schema": schema,

@@ -54,11 +54,23 @@ function precompile_session(T::DataType, loss::String, holds::String, input::Str
     y = loss == "softmax_cross_entropy" ? Int64[0, 1, 0] : zeros(T, outputs, 3)
     order, losses, out = Int64[2, 1, 0], zeros(2), zeros(T, outputs, 3)
     at(a) = Ptr{Cvoid}(pointer(a))
-    GC.@preserve text vector gradient x y order losses out begin
+    sizes, said, bytes = zeros(Int64, 3), zeros(UInt8, 8), zeros(Int64, 2)
+    GC.@preserve text vector gradient x y order losses out sizes said bytes begin
         s = Entry.create(pointer(text), sizeof(text), at(vector), length(vector))
         done = [Entry.train(s, 3, at(x), at(y), 3, pointer(order), 1, 2, pointer(losses)),
             Entry.evaluate(s, 3, at(x), at(y), pointer(losses)), Entry.predict(s, 3, at(x), at(out)),
-            Entry.gradients(s, 3, at(x), at(y), pointer(losses), at(gradient)), Entry.free(s)]
+            Entry.gradients(s, 3, at(x), at(y), pointer(losses), at(gradient)), Entry.learning_rate(s, 0.1),
+            Entry.state(s, pointer(sizes), Ptr{Int64}(C_NULL), C_NULL, C_NULL), Entry.allocated(pointer(bytes))]
+        numbers, first, second = zeros(Int64, sizes[1]), zeros(T, sizes[2]), zeros(T, sizes[3])
+        GC.@preserve numbers first second begin
+            push!(done, Entry.state(s, pointer(sizes), pointer(numbers), at(first), at(second)),
+                Entry.load_state(s, pointer(sizes), pointer(numbers), at(first), at(second)))
+        end
+        t = Entry.session(s)
+        NETWORK.make_shards(T, t.chain, NETWORK.objective(t), t.input, NETWORK.target_size(t), NETWORK.target_type(t), 4, 2,
+            copy(t.gradient), t.techniques, t.sparse)  # of two threads
+        push!(done, Entry.free(s))
+        Entry.message(pointer(said), length(said))
         all(iszero, done) || error("precompiling a session: $(Entry.MESSAGE[])")
     end
     return nothing
@@ -95,6 +107,9 @@ if Versions.writes_code()
     if Versions.KEEPS_MACHINE_CODE
         AD.Kernels.precompile_kernels(Float32)  # those of larger sizes, too
         precompile_sessions()
+        precompile(NETWORK.together, (Function, NETWORK.Team))
+        precompile(NETWORK.Wait(NETWORK.Meeting(2, 2)), ())
+        precompile(Entry.communicate, (Int64, Int64, Int64, Ptr{Cvoid}))
         precompile_trainer(Float32)
     end
     precompile_plan()

@@ -52,34 +52,45 @@ function threads_to_use(wanted::Int)
     return min(wanted, Threads.nthreads())
 end
 
+"""What each member of a team does, and the errors that ended some; not compiled anew for each `work`."""
+struct Members
+    work::Any
+    team::Team
+    errors::Vector{Any}
+end
+
+function (members::Members)(k::Int)
+    try
+        members.work(k)
+    catch error
+        members.errors[k] = error
+        members.team.broken[] = 1
+    end
+    return nothing
+end
+
+spawned(members::Members, k::Int) = Threads.@spawn members(k)
+
 """
 Run `work(k)` for each k of the team, each in a thread of its own. An exception in one of them is thrown here, after the
 others have left.
 """
-function together(work, team::Team)
+function together(@nospecialize(work), team::Team)
     team.size == 1 && return (work(1); nothing)
     team.arrived[] = 0
     team.broken[] = 0
-    errors = Vector{Any}(nothing, team.size)
-    function part(k)
-        try
-            work(k)
-        catch error
-            errors[k] = error
-            team.broken[] = 1
-        end
-    end
+    members = Members(work, team, Vector{Any}(nothing, team.size))
     if Versions.waits_apart()
         # This thread would wait beside the team, and take a core from it: so it is one of the team.
-        others = [Threads.@spawn(part(k)) for k in 2:team.size]
-        part(1)
+        others = Task[spawned(members, k) for k in 2:team.size]
+        members(1)
         foreach(wait, others)
     else
         Threads.@threads :static for k in 1:Threads.nthreads()
-            k <= team.size && part(k)
+            k <= team.size && members(k)
         end
     end
-    for error in errors
+    for error in members.errors
         error === nothing || throw(error)
     end
     return nothing

@@ -440,7 +440,7 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     steps, pending = trainer.state.steps, trainer.pending
     failed = 0
     try
-        if team.size == 1
+        if team.size == 1 && !Versions.writes_code()  # a workload has one thread, and is to compile what several do
             failed = work!(trainer, team, 1, shards, others, data, losses, first, last, steps, pending)
         else
             failed = in_team!(trainer, team, shards, others, data, losses, first, last, steps, pending)

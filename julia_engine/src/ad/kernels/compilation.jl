@@ -38,6 +38,7 @@ hundreds of steps, or is run again and again, as an engine without its technique
 has made so many sessions that they were sooner compiled, what was interpreted before is compiled.
 """
 function interpret(wanted::Bool)
+    can_interpret() || return nothing
     WANTED[] = wanted && INTERPRETED_SECONDS[] < MOST_INTERPRETED_SECONDS
     if !WANTED[] && 0 < INTERPRETED_SECONDS[] < Inf
         compile_interpreted!()
