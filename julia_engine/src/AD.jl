@@ -23,7 +23,7 @@ using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
 using .Kernels: Called, Segment, Slot, apart, compiling, copy_columns!, fill_ones!, interpret, interpreting, keep!, kernel,
-    mixed_bytes, mixed_rows, repeat_last!, zeroed!
+    mixed_bytes, mixed_rows, repeat_last!, start_of, zeroed!
 
 # values: a tensor and where it came from; no op
 include("ad/memory.jl")

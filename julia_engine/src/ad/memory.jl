@@ -103,7 +103,7 @@ function array(m::Memory)
     is_there(m) || throw(InPlaceError("the array of $(m.eltype) behind a tensor of size $(Tuple(m.dims)) $RESIZED"))
     root = m.root
     if root isa Array && eltype(root) === m.eltype && is_dense(m) && length(root) == length(m) &&
-       Ptr{Cvoid}(pointer(root)) == m.address.pointer
+       start_of(root) == m.address.pointer
         return collect(Int, size(root)) == m.dims ? root : reshape(root, m.dims...)
     end
     copied = new_memory(m.eltype, m.dims)

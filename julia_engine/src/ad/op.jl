@@ -234,7 +234,10 @@ apply_all(op::Op, inputs::Vector{Tensor}, attrs::Attributes) =
 
 """Dimensions and element types of all results."""
 kinds_of(op::Op, inputs::Vector{Tensor}, attrs::Attributes) =
-    op.several ? op.infer(inputs, attrs)::Vector{Kind} : Kind[op.infer(inputs, attrs)]
+    op.several ? op.infer(inputs, attrs)::Vector{Kind} : Kind[as_kind(op.infer(inputs, attrs))]
+
+# A conversion is found by types that are known only when it runs: what has one is compiled anew beside packages that add some.
+as_kind(kind) = kind isa Kind ? kind : Base.invokelatest(convert, Kind, kind)::Kind
 
 function readable(x::Tensor, op::Op)
     m = x.data::Memory

@@ -129,7 +129,7 @@ is_unchanged(c::Converted) = checksum(c.source) == c.checksum
 
 """A checksum of the elements of any array and of its size."""
 checksum(x::Array{T}) where {T} = isbitstype(T) ?
-    GC.@preserve(x, mixed_bytes(Ptr{UInt8}(pointer(x)), sizeof(x))) + hash(size(x)) % UInt64 : checksum_of_elements(x)
+    GC.@preserve(x, mixed_bytes(Ptr{UInt8}(start_of(x)), sizeof(x))) + hash(size(x)) % UInt64 : checksum_of_elements(x)
 checksum(x::BitArray) = checksum(x.chunks) + hash(size(x)) % UInt64
 checksum(x::AbstractArray) = checksum_of_elements(x)
 function checksum_of_elements(x::AbstractArray)

@@ -90,7 +90,7 @@ function loss_of(@nospecialize(loss); class_weights=nothing, label_smoothing=0, 
         is_given && owner != plain.name && throw(ConfigurationError("$(plain.name): there is no setting $name"))
     end
     weights = class_weights === nothing ? Any[] : collect(Any, class_weights)
-    class_weights === nothing || all(w -> w isa Real && isfinite(w) && w >= 0, weights) && any(w -> w > 0, weights) ||
+    class_weights === nothing || all(w -> w isa Real && isfinite(w)::Bool && w >= 0, weights) && any(w -> (w::Real) > 0, weights) ||
         wrong("class_weights", "finite numbers >= 0, not all of them 0", class_weights)
     label_smoothing isa Real && 0 <= label_smoothing <= 1 || wrong("label_smoothing", "a number from 0 to 1", label_smoothing)
     ignored_class === nothing || ignored_class isa Integer && !(ignored_class isa Bool) ||

@@ -19,8 +19,8 @@ struct Data
     base::Int
 end
 
-Data(x::Array, y::Array, classes::Bool, order::Vector{Int64}, samples::Int) = Data(samples, Ptr{UInt8}(pointer(x)),
-    sizeof(x) ÷ max(samples, 1), eltype(x) === Int64, Ptr{UInt8}(pointer(y)), sizeof(y) ÷ max(samples, 1), classes, pointer(order),
+Data(x::Array, y::Array, classes::Bool, order::Vector{Int64}, samples::Int) = Data(samples, address(x),
+    sizeof(x) ÷ max(samples, 1), eltype(x) === Int64, address(y), sizeof(y) ÷ max(samples, 1), classes, pointer(order),
     length(order), 1)
 
 @inline row(data::Data, i::Int) = data.order == C_NULL ? i - 1 : unsafe_load(data.order, i) - data.base
@@ -49,7 +49,7 @@ end
 @inline copy_bytes!(to::Ptr{UInt8}, from::Ptr{UInt8}, n::Int) =
     (ccall(:memcpy, Ptr{Cvoid}, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t), to, from, n); nothing)
 
-address(x::Array) = Ptr{UInt8}(pointer(x))
+address(x::Array) = Ptr{UInt8}(AD.start_of(x))
 
 """
 The gradient of a matrix of which a step looks up some columns: those columns' gradients, as the tape leaves them, one for

@@ -132,7 +132,7 @@ function point!(references::Vector{Reference}, address::Ptr{Cvoid})
     end
     return nothing
 end
-point!(references::Vector{Reference}, @nospecialize(x::Array)) = point!(references, Ptr{Cvoid}(pointer(x)))
+point!(references::Vector{Reference}, @nospecialize(x::Array)) = point!(references, start_of(x))
 
 @inline all_fit(args::Tuple, buffers::Vector{Any}) = length(args) == length(buffers) && all_fit(args, buffers, 1)
 @inline all_fit(args::Tuple{}, buffers::Vector{Any}, i::Int) = true

@@ -130,7 +130,7 @@ function extent(m::Memory)
     length(m) == 0 && return first, first
     return first, first + sizeof(m.eltype) * (1 + sum((m.dims .- 1) .* m.strides))
 end
-extent(x::Array) = (UInt(pointer(x)), UInt(pointer(x)) + sizeof(x))
+extent(x::Array) = (UInt(start_of(x)), UInt(start_of(x)) + sizeof(x))
 share_bytes((a, a_end), (b, b_end)) = a < b_end && b < a_end
 
 # Running --------------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ function poison!(tape::Tape, byte::Integer)
 end
 
 fill_bytes!(::Kernels.Place, byte) = nothing
-fill_bytes!(x::Array, byte) = GC.@preserve x unsafe_fill!(Ptr{UInt8}(pointer(x)), byte % UInt8, sizeof(x))
+fill_bytes!(x::Array, byte) = GC.@preserve x unsafe_fill!(Ptr{UInt8}(start_of(x)), byte % UInt8, sizeof(x))
 unsafe_fill!(p::Ptr{UInt8}, byte::UInt8, n::Int) = (for i in 1:n
     unsafe_store!(p, byte, i)
 end)

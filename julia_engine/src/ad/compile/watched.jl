@@ -19,8 +19,10 @@ holds_numbers(@nospecialize(x)) = x isa Versions.CONTAINERS ? isbitstype(eltype(
 struct Undefined end
 
 count_parts(@nospecialize(x)) = x isa Versions.CONTAINERS ? length(x) : nfields(x)
-has_part(@nospecialize(x), i::Int) = x isa Versions.CONTAINERS ? isassigned(x, i) : isdefined(x, i)
-part_of(@nospecialize(x), i::Int) = !has_part(x, i) ? Undefined() : x isa Versions.CONTAINERS ? x[i] : getfield(x, i)
+# Each by its type when it runs, so that nothing here is compiled anew beside packages with more methods.
+has_part(@nospecialize(x), i::Int) = x isa Versions.CONTAINERS ? apart(isassigned, x, i)::Bool : isdefined(x, i)
+part_of(@nospecialize(x), i::Int) =
+    !has_part(x, i) ? Undefined() : x isa Versions.CONTAINERS ? apart(getindex, x, i) : getfield(x, i)
 
 function same_parts(@nospecialize(x), parts::Vector{Any})
     count_parts(x) == length(parts) || return false

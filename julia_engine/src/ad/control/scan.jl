@@ -74,7 +74,7 @@ function (r::Repetition)()
     return nothing
 end
 
-address_of(x::Array) = Ptr{UInt8}(pointer(x))
+address_of(x::Array) = Ptr{UInt8}(start_of(x))
 
 function forward_scan(p::Instructions, outs::Vector{Memory}, inputs::Vector{Memory}, attrs)
     loop = attrs.loop::Scan

@@ -41,7 +41,7 @@ infer_while(inputs, attrs) = Kind[kinds_of((attrs.loop::While).steps.program.out
 
 """Where an array lies, and its bytes."""
 const Block = Tuple{Ptr{UInt8},Int}
-block(x::Array) = (Ptr{UInt8}(pointer(x)), sizeof(x))
+block(x::Array) = (Ptr{UInt8}(start_of(x)), sizeof(x))
 block(m::Memory) = (Ptr{UInt8}(m.address), sizeof(m.eltype) * length(m))
 blocks(xs) = Block[block(x) for x in xs]
 

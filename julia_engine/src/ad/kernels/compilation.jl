@@ -135,8 +135,14 @@ end
 """
 apart(@nospecialize(f), @nospecialize(args...)) = Base.invokelatest(f, args...)
 
+"""
+The address of an array's elements, whatever they are. Methods of `pointer`, and of pointers made of others, are found by types
+that are known only when it runs, and other packages have such methods: what calls them would be compiled anew beside these.
+"""
+start_of(@nospecialize(x::Array)) = ccall(:jl_array_ptr, Ptr{Cvoid}, (Any,), x)
+
 """Set all bytes of an array to zero. Not a loop: it may stand in code that is interpreted."""
 function zeroed!(@nospecialize(x::Array))
-    GC.@preserve x ccall(:memset, Ptr{Cvoid}, (Ptr{Cvoid}, Cint, Csize_t), Ptr{Cvoid}(pointer(x)), 0, sizeof(x))
+    GC.@preserve x ccall(:memset, Ptr{Cvoid}, (Ptr{Cvoid}, Cint, Csize_t), start_of(x), 0, sizeof(x))
     return x
 end

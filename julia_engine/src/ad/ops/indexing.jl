@@ -133,8 +133,14 @@ end
 
 """Check token ids (..., N) that are counted from `base`, as are samples and positions in the message."""
 function check_ids(ids::AbstractArray, vocabulary::Int, base::Int=1)
+    for id in ids
+        base <= id < base + vocabulary || apart(refuse_ids, ids, vocabulary, base)
+    end
+    return nothing
+end
+
+function refuse_ids(ids::AbstractArray, vocabulary::Int, base::Int)
     i = findfirst(id -> !(base <= id < base + vocabulary), ids)
-    i === nothing && return nothing
     place = Tuple(i)
     at = length(place) == 0 ? "" : " in sample $(place[end] - 1 + base)"
     length(place) > 1 && (at *= " at position $(join(reverse(place[1:end-1]) .- 1 .+ base, ", "))")
