@@ -321,7 +321,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 
 @cli.command(
     short_help="Train the networks of papers with each engine, and measure.",
-    epilog="\n".join(["\b", "Measures:", *(f"  {name:<10}{one.about}" for name, one in MEASURES.items()), "\n"])
+    epilog="\n".join(["\b", "Measures:", *(f"  {name:<16}{one.about}" for name, one in MEASURES.items()), "\n"])
     + examples(
         "run mnist-cnn",
         "run mnist-rnn-d mnist-rnn-e --engines numpy,torch --seeds 2",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +15,6 @@ from bridge.libjulia import start
 from bridge.libjulia.embedded import _SIGNATURES
 from bridge.libjulia.find import Julia, Memory, _fingerprint, find
 from bridge.libjulia.runtime import EMBEDDED, JULIACALL
-from bridge.session import Optimizer
-from bridge.spec import ModelSpec
 from bridge.worker import Worker
 
 CRASHING = """
@@ -54,11 +50,9 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Julia:
     return julia
 
 
-def test_the_worker_reports_the_crash(
-    crashing: Julia, small_paper_model: ModelSpec, random_params: Callable[..., Any]
-) -> None:
-    with Worker("julia", threads=1) as worker, pytest.raises(WorkerError, match=r"(?s)SIGABRT.*no memory for the heap"):
-        worker.build(small_paper_model, random_params(small_paper_model), Optimizer("sgd", 0.1), 4, "float32")
+def test_the_worker_reports_the_crash(crashing: Julia) -> None:
+    with pytest.raises(WorkerError, match=r"(?s)SIGABRT in starting.*no memory for the heap"):
+        Worker("julia", threads=1)
 
 
 def test_what_was_seen_to_crash_is_not_tried_again(crashing: Julia) -> None:
