@@ -29,6 +29,7 @@ from experiments.extras import EXTRAS
 from experiments.formats import size
 from experiments.progress import Steps
 from experiments.results import Results
+from py_engine.errors import EngineError
 
 State = Literal["ok", "note", "problem"]
 
@@ -165,10 +166,14 @@ def threads() -> Iterator[Finding]:
             yield Finding("threads of julia", "note", "not asked, since it would have to be compiled first", advice)
             continue
         found: dict[str, list[str]] = {}
-        for count, same in itertools.groupby(studies, lambda paper: paper.training.threads.value):
-            with Worker(engine, count) as worker:
-                for paper in same:
-                    found.setdefault(_threads_in_step(worker, paper), []).append(paper.key)
+        try:
+            for count, same in itertools.groupby(studies, lambda paper: paper.training.threads.value):
+                with Worker(engine, count) as worker:
+                    for paper in same:
+                        found.setdefault(_threads_in_step(worker, paper), []).append(paper.key)
+        except (TwinGradError, EngineError) as error:
+            yield Finding(f"threads of {engine}", "note", "can't be asked", str(error))
+            continue
         text = "; ".join(f"{what}: {', '.join(keys)}" for what, keys in found.items())
         yield Finding(f"threads of {engine}", "ok", text)
 

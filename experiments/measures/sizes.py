@@ -6,8 +6,8 @@ are steady. Then they alternate: in a round each trains as many steps as take it
 least. A framework whose steps take over `SLOW` times as long as the fastest one's takes part in every third round: it
 can't be the best peer.
 
-Start-up is what `build` and the first step take, once the engine is imported and its runtime has started, which has
-seconds of its own. Memory is the peak since before the first `build`, over the level there. An engine that can say what
+Start-up is what `build` and the first step take, once the engine is imported and its runtime has started, whose seconds
+are counted apart. Memory is the peak since before the first `build`, over the level there. An engine that can say what
 the calls of a step cost (`Costed`) is asked for the most expensive one, and for what its threads do. Before and after,
 the machine itself is measured (`roofline`); the best of both gives the limit of each step, and of that call.
 """

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bridge import registry
+from bridge.errors import WorkerError
 from bridge.libjulia import environment
 from bridge.registry import Availability, Registered
 from experiments import doctor, papers, provenance
@@ -131,6 +132,15 @@ def test_it_says_for_each_study_what_an_engines_threads_do(monkeypatch: pytest.M
     assert "mnist-rnn-e" in numpys["2 threads in BLAS"].split(", ")
     monkeypatch.setattr(provenance, "cores", lambda: 1)
     assert not list(doctor.threads())
+
+
+def test_an_engine_that_ends_when_it_is_asked_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: Any) -> None:
+        raise WorkerError("it was ended")
+
+    monkeypatch.setattr(provenance, "cores", lambda: 2)
+    monkeypatch.setattr(doctor, "Worker", ended)
+    assert ("note", "it was ended") in [(finding.state, finding.advice) for finding in doctor.threads()]
 
 
 def test_data_that_is_nowhere_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

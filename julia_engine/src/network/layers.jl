@@ -64,7 +64,8 @@ merge_inputs(::Layer, inputs::Vector{Tensor}) = inputs[1]
 
 """The error for `merged_size` to throw: inputs of these sizes don't fit, `expected` would."""
 refused(layer::Layer, expected::String, sizes::Vector{Vector{Int}}) = ShapeError("$layer$(AD.in_layer(AD.state().scope)): " *
-    "expected $expected, got $(length(sizes)) of size " * join(["($(join(size, ", "))$(length(size) == 1 ? "," : ""))" for size in sizes], " and "))
+    "expected $expected, got $(length(sizes)) of size " *
+    join(["($(join(size, ", "))$(length(size) == 1 ? "," : ""))" for size in sizes], " and "))
 
 """
     couples_batch(layer)
