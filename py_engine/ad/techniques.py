@@ -40,7 +40,8 @@ class Techniques:
             until the parts are added up; off: as a whole matrix, one for each thread.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
-            BLAS has one thread inside the split, all threads without it.
+            BLAS has one thread inside the split; without it all threads, or with "auto" one where that is measured to
+            be faster.
     """
 
     replay: bool = True

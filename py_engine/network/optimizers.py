@@ -16,9 +16,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +24,7 @@ from numpy.typing import NDArray
 
 from py_engine.ad.memory import stretches
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
-from py_engine.network.threads import Task, Team
+from py_engine.network.threads import Task, Team, Trials
 
 Vector = NDArray[Any]
 
@@ -37,9 +35,6 @@ Smaller blocks lose more to call overhead than they gain; with several threads l
 call a thread waits for the interpreter.
 """
 
-TRIALS = 3
-"""Steps with each way of cutting a large vector, of which the fastest counts."""
-
 SPLIT_FROM = 131_072
 """Elements of a vector from which on its blocks are shared out to the threads of a team, if there is one."""
 
@@ -48,21 +43,6 @@ SMALLEST_EPS = 1e-30
 
 _Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
 """Parameters, gradient, decayed gradient, scratch, state."""
-
-
-@dataclass
-class Cut:
-    """A way of cutting a vector: a task for each thread, and the seconds of its fastest step so far."""
-
-    tasks: list[Task]
-    seconds: float = math.inf
-
-    def run(self, team: Team | None) -> None:
-        """Do all tasks."""
-        if team is not None and len(self.tasks) > 1:
-            team.run(self.tasks)
-        else:
-            self.tasks[0]()
 
 
 class Optimizer(ABC):
@@ -100,8 +80,7 @@ class Optimizer(ABC):
         self._gradient: Vector | None = None
         self._threads = 0
         self._state: dict[str, Vector] = {}
-        self._tried: list[Cut] = []
-        self._trials = 0
+        self._cut_by: Trials[list[Task]] = Trials([])  # a task for each thread
 
     # What a subclass gives.
 
@@ -157,10 +136,7 @@ class Optimizer(ABC):
             self._cut(vector, gradient, threads)
         self._clip(gradient)
         self.steps += 1
-        if len(self._tried) == 1:
-            self._tried[0].run(team)
-        else:
-            self._try(team)
+        self._cut_by.run(team.run if team is not None else _run_first)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of all that a checkpoint needs besides the parameters and the settings, in the rule's own units."""
@@ -214,14 +190,16 @@ class Optimizer(ABC):
                 f"{self._name}.step: expected a gradient of shape {vector.shape} and dtype {vector.dtype}, "
                 f"actual {gradient.shape} and {gradient.dtype}"
             )
-        self._gradient, self._threads, self._trials = gradient, threads, 0
+        self._gradient, self._threads = gradient, threads
         blocks = BLOCKS if vector.size >= SPLIT_FROM else BLOCKS[:1]
-        self._tried = [
-            Cut(self._tasks(vector, gradient, count, block))
-            for count in sorted({1, threads})
-            for block in blocks
-            if block == blocks[0] or block < vector.size // count
-        ]
+        self._cut_by = Trials(
+            [
+                self._tasks(vector, gradient, count, block)
+                for count in sorted({1, threads})
+                for block in blocks
+                if block == blocks[0] or block < vector.size // count
+            ]
+        )
 
     def _tasks(self, vector: Vector, gradient: Vector, threads: int, length: int) -> list[Task]:
         """One task for each thread: the update of its part, block by block."""
@@ -237,16 +215,6 @@ class Optimizer(ABC):
                 blocks.append((vector[part], gradient[part], decayed[whole], scratch[whole], state))
             tasks.append(partial(self._update_all, blocks))
         return tasks
-
-    def _try(self, team: Team | None) -> None:
-        """Make the update in one of the ways that are not decided between; after the last trial the fastest is left."""
-        cut = self._tried[self._trials % len(self._tried)]
-        start = perf_counter()
-        cut.run(team)
-        cut.seconds = min(cut.seconds, perf_counter() - start)
-        self._trials += 1
-        if self._trials == TRIALS * len(self._tried):
-            self._tried = [min(self._tried, key=lambda cut: cut.seconds)]
 
     def _update_all(self, blocks: list[_Block]) -> None:
         coupled_decay = 0.0 if self.decoupled else self.weight_decay
@@ -270,6 +238,11 @@ class Optimizer(ABC):
             # As torch.nn.utils.clip_grad_norm_ has it, the 1e-6 included.
             if (scale := self.clip_norm / (norm + 1e-6)) < 1.0:
                 np.multiply(gradient, scale, out=gradient)
+
+
+def _run_first(tasks: list[Task]) -> None:
+    """What a team would do with the task of one thread."""
+    tasks[0]()
 
 
 class SGD(Optimizer):

@@ -30,7 +30,7 @@ from py_engine.network.layers import collect_updates
 from py_engine.network.losses import Loss
 from py_engine.network.meeting import Meeting, meets, sums
 from py_engine.network.parameters import FlatVector, Layout
-from py_engine.network.threads import Team
+from py_engine.network.threads import Team, Trials
 
 Rows: TypeAlias = NDArray[np.intp]
 
@@ -39,11 +39,11 @@ class Step(Protocol):
     """Computes loss and gradients of batches of one size.
 
     `updates` are pairs of a parameter that is not trained and the new value that the last run found for it.
-    `blas_threads` is how many threads BLAS is to have in a run; None: all that there are.
+    `blas_threads` are the numbers of threads of BLAS that may be the fastest in a run.
     """
 
     updates: list[tuple[Array, Array]]
-    blas_threads: int | None
+    blas_threads: Trials[int]
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
@@ -164,13 +164,20 @@ class Replay:
         shards: the parts of the batch.
         meeting: where they meet, if they do.
         shares: whether the threads that `work_in` gives share the large products of a whole batch.
+        blas_threads: numbers of threads of BLAS that may be the fastest; one where the threads are at other work.
     """
 
-    def __init__(self, shards: list[Shard], meeting: Meeting | None = None, shares: bool = False) -> None:
+    def __init__(
+        self,
+        shards: list[Shard],
+        meeting: Meeting | None = None,
+        shares: bool = False,
+        blas_threads: Sequence[int] = (1,),
+    ) -> None:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
         self.uses_team = len(shards) > 1 or shares
-        self.blas_threads: int | None = 1 if self.uses_team else None
+        self.blas_threads = Trials((1,) if self.uses_team else blas_threads)
         self._meeting = meeting
         self._team: Team | None = None
         first, *others = shards
@@ -251,9 +258,8 @@ def _dense_parts(layout: Layout, without: Collection[str]) -> list[slice]:
 class Eager:
     """Build the graph, differentiate and forget it at every step, as an engine without replay does."""
 
-    blas_threads: int | None = None
-
-    def __init__(self, chain: Chain, loss: Loss, gradient: FlatVector) -> None:
+    def __init__(self, chain: Chain, loss: Loss, gradient: FlatVector, threads: int) -> None:
+        self.blas_threads = Trials([threads])
         self._chain = chain
         self._loss = loss
         self._gradient = gradient
@@ -279,9 +285,8 @@ class Eager:
 class SampleBySample:
     """One pass for each sample of the batch, the gradients accumulated, as without vectorisation."""
 
-    blas_threads: int | None = None
-
-    def __init__(self, shard: Shard, total: FlatVector) -> None:
+    def __init__(self, shard: Shard, total: FlatVector, threads: int) -> None:
+        self.blas_threads = Trials([threads])
         self._shard = shard
         self._total = total
         self.updates: list[tuple[Array, Array]] = []
@@ -329,9 +334,9 @@ def make_step(
                 "it can't be trained sample by sample; switch the technique batched on"
             )
         one = _traced(chain, loss, x, y, 1, techniques, 1)
-        return SampleBySample(Shard(one, slice(0, 1), gradient.zeros_like(), techniques), gradient)
+        return SampleBySample(Shard(one, slice(0, 1), gradient.zeros_like(), techniques), gradient, threads)
     if not techniques.replay:
-        return Eager(chain, loss, gradient)
+        return Eager(chain, loss, gradient, threads)
     trace = partial(_traced, chain, loss, x, y, samples, techniques)
     whole = trace(samples)
     may_split = threads > 1 and samples >= 2 * threads and chain.splits
@@ -342,7 +347,8 @@ def make_step(
             return split
     shard = Shard(whole, slice(0, samples), gradient, techniques)
     shares = threads > 1 and bool(techniques.split_batch) and bool(shard.tape.large_products())
-    return Replay([shard], shares=shares)
+    tried = (threads, 1) if threads > 1 and techniques.split_batch == "auto" else (threads,)
+    return Replay([shard], shares=shares, blas_threads=tried)
 
 
 def _traced(

@@ -1,12 +1,57 @@
-"""A team of threads that runs one task per thread, again and again, at the cost of two semaphores."""
+"""A team of threads that runs one task per thread, again and again, at the cost of two semaphores.
+
+And `Trials`, which find out which way of using threads is the fastest.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from time import perf_counter
+from typing import Any, Generic, TypeVar
 
 Task = Callable[[], Any]
+Way = TypeVar("Way")
+
+TRIALS = 3
+"""Runs of each way, of which the fastest counts."""
+
+
+class Trials(Generic[Way]):
+    """Ways of doing the same thing, tried in turn until it is known which of them is the fastest: then that is left."""
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        self.ways = list(ways)
+        self._seconds = [math.inf] * len(self.ways)
+        self._runs = 0
+
+    @property
+    def decided(self) -> bool:
+        """Whether one way is left."""
+        return len(self.ways) == 1
+
+    @property
+    def untried(self) -> bool:
+        """Whether there are several ways and none has been tried."""
+        return not self.decided and not self._runs
+
+    def run(self, do: Callable[[Way], Any]) -> Any:
+        """Return what `do` returns for the way whose turn it is."""
+        if self.decided:
+            return do(self.ways[0])
+        turn = self._runs % len(self.ways)
+        start = perf_counter()
+        result = do(self.ways[turn])
+        self._seconds[turn] = min(self._seconds[turn], perf_counter() - start)
+        self._runs += 1
+        if self._runs == TRIALS * len(self.ways):
+            self.keep(self.ways[self._seconds.index(min(self._seconds))])
+        return result
+
+    def keep(self, way: Way) -> None:
+        """Leave this way only."""
+        self.ways = [way]
 
 
 class Team:

@@ -5,7 +5,9 @@ and the optimizer runs over that vector: a step allocates no arrays.
 
 More than one thread is used in one of two forms, which `Techniques.split_batch` chooses. Either BLAS spreads
 each matrix product over all threads, or the batch is split into shards, one per thread, each with buffers and a
-gradient vector of its own and BLAS at one thread, summed at the end. `splitting_pays` says which takes less time.
+gradient vector of its own and BLAS at one thread, summed at the end. `splitting_pays` says which takes less time, by
+shapes alone, since the sum is rounded in another way. How many threads BLAS has in a batch that stays whole is measured
+in the first steps: threads that wait for each other in short products may take longer than one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,6 +46,9 @@ from py_engine.network.threads import Team
 
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
+
+LONG_STEP = 0.1
+"""Seconds of a step from which on one thread of BLAS is not tried beside all."""
 
 
 @dataclass(frozen=True)
@@ -167,12 +174,14 @@ class Trainer:
         # Both are planned first: a batch that the model can't take is an error before anything is trained.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
         steps = {samples: self._step(samples, x, y) for samples in sizes}
-        with self._blas_threads(self._blas_threads_of(*steps.values())), reading_ahead(x, rows) as reached:
+        whole, count = steps[max(sizes)], self._blas_threads_of(*steps.values())
+        with self._blas_threads(count), reading_ahead(x, rows) as reached:
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
                 batch = rows[start : start + self._batch]
                 step = steps[len(batch)]
-                loss = found[number] = step.run(x, y, batch)
+                tries = step is whole and count > 1 and not step.blas_threads.decided
+                loss = found[number] = self._try(step, x, y, batch) if tries else step.run(x, y, batch)
                 if self.parallel is not None and weights is not None:
                     self.parallel.exchange(self._gradient.vector, weights[number], loss)
                 self._check(step, loss, number + 1)
@@ -220,11 +229,12 @@ class Trainer:
         step = next(reversed(self._steps.values()), None)
         if not isinstance(step, Replay):
             return ""
-        if self.threads == 1:
-            return "one thread"
         if len(step.shards) > 1:
             return f"split over {len(step.shards)} threads"
-        return f"products shared by {self.threads} threads" if step.uses_team else f"{self.threads} threads in BLAS"
+        if step.uses_team:
+            return f"products shared by {self.threads} threads"
+        count = step.blas_threads.ways[0]
+        return f"{count} threads in BLAS" if count > 1 else "one thread"
 
     # Checkpoints ------------------------------------------------------------------------------------------
 
@@ -377,7 +387,45 @@ class Trainer:
 
     def _blas_threads_of(self, *steps: Step) -> int:
         """Return how many threads BLAS has in these steps: one where any of them leaves the threads to others."""
-        return min(self.threads if step.blas_threads is None else step.blas_threads for step in steps)
+        return min(step.blas_threads.ways[0] for step in steps)
+
+    def _try(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
+        """Run a step with one of the numbers of threads of BLAS that may be the fastest, and keep the time."""
+        if step.blas_threads.untried:
+            self._keep_what_computes_the_same(step, x, y, rows)
+
+        def run(count: int) -> float:
+            self._limit_blas(count)
+            return step.run(x, y, rows)
+
+        loss: float = step.blas_threads.run(run)
+        self._limit_blas(step.blas_threads.ways[0])
+        return loss
+
+    def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> None:
+        """Try no number of threads of BLAS with which a step is rounded in another way, nor any where a step is long.
+
+        What is trained does not depend on what a clock says, then. Products of some lengths are rounded in another way
+        when threads share them; in a long step they are so large that threads are worth it.
+        """
+        threads, streams = step.blas_threads, {name: layer.state() for name, layer in self._dropouts().items()}
+        made: list[tuple[float, int]] = []
+        for count in threads.ways:
+            self._limit_blas(count)
+            start = perf_counter()
+            loss = step.run(x, y, rows)
+            seconds = perf_counter() - start
+            made.append((loss, crc32(self._gradient.vector.data)))
+            for name, layer in self._dropouts().items():
+                layer.load_state(streams[name])
+            if seconds > LONG_STEP:
+                break
+        if made != made[:1] * len(threads.ways):
+            threads.keep(threads.ways[0])
+
+    def _limit_blas(self, count: int) -> None:
+        """Give BLAS so many threads until the surrounding `_blas_threads` ends."""
+        self._blas.limit(limits=count, user_api="blas")
 
     def _all_threads(self) -> Team:
         """Return the trainer's threads, started when they are first needed."""

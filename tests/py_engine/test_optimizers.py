@@ -155,12 +155,12 @@ def test_threads_share_out_a_large_vector_and_change_nothing(optimizer, threads,
         gradient[...] = g
         optimizer.step(vector, gradient, team)
     np.testing.assert_array_equal(vector, whole)
-    assert len(optimizer._tried) == 1, "twenty steps have tried one and all threads, and both lengths, three times"
+    assert optimizer._cut_by.decided, "twenty steps have tried one and all threads, and both lengths, three times"
     optimizer.bind(vector)
     optimizer.step(vector, np.zeros_like(vector), team)
-    assert [len(cut.tasks) for cut in optimizer._tried] == [1, 1, threads, threads]
+    assert [len(tasks) for tasks in optimizer._cut_by.ways] == [1, 1, threads, threads]
     optimizer.step(vector, gradient)  # without the team again
-    assert [len(cut.tasks) for cut in optimizer._tried] == [1, 1]
+    assert [len(tasks) for tasks in optimizer._cut_by.ways] == [1, 1]
     team.close()
 
 

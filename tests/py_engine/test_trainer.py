@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import tracemalloc
 from dataclasses import replace
@@ -40,6 +41,7 @@ from py_engine.network import (
     Trainer,
     losses,
 )
+from py_engine.network import threads as threads_module
 from py_engine.network import trainer as trainer_module
 from py_engine.network.steps import SPLIT_FROM, make_step
 from py_engine.network.threads import Team
@@ -225,6 +227,47 @@ def test_auto_leaves_thousands_of_short_calls_whole_and_splits_them_where_they_a
         assert [len(tape.inputs[0]) for tape in trainer.tapes] == shards
         assert sum(len(step.calls) for step in trainer.tapes[0].instructions) > 1000
         trainer.close()
+
+
+def dropping_chain():
+    return Chain(Dense(STEPS * FEATURES, 32, "tanh"), Dropout(0.5, seed=1), Dense(32, CLASSES), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [((1, 2), "2 threads in BLAS"), ((2, 1), "one thread")], ids=["all are faster", "one is"]
+)
+def test_how_many_threads_blas_has_in_a_whole_batch_is_measured_and_changes_nothing(
+    batch, monkeypatch, seconds, expected
+):
+    x, y = batch
+    losses, parameters = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
+    times = list(np.repeat(np.cumsum((0, *seconds * 3)), 2)[1:-1])  # each trial begins when the last one ends
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: times.pop(0))
+    chain = dropping_chain()
+    trainer = Trainer(chain, batch_size=20, threads=2, optimizer=SGD(0.1))
+    found = [trainer.train_epoch(x, y)]
+    assert len(times) == 6, "three whole batches have been timed, and not the row that is left"
+    found += [trainer.train_epoch(x, y) for _ in range(2)]
+    assert not times
+    trainer.loss_and_gradients(x[:20], y[:20])
+    assert trainer.threads_in_step() == expected
+    np.testing.assert_array_equal(np.concatenate(found), losses)
+    for name, array in chain.parameters.as_dict().items():
+        np.testing.assert_array_equal(array, parameters[name])
+
+
+@pytest.mark.parametrize("why", ["another rounding", "a long step"])
+def test_one_thread_of_blas_is_not_tried_where_it_would_round_in_another_way_or_a_step_is_long(batch, monkeypatch, why):
+    if why == "another rounding":
+        digests = itertools.count()
+        monkeypatch.setattr(trainer_module, "crc32", lambda data: next(digests))
+    else:
+        monkeypatch.setattr(trainer_module, "LONG_STEP", 0)
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: pytest.fail("there is nothing to be timed"))
+    trainer = Trainer(recurrent_chain(), batch_size=20, threads=2, optimizer=SGD(0.1))
+    trainer.train_epoch(*batch)
+    trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
+    assert trainer.threads_in_step() == "2 threads in BLAS"
 
 
 @pytest.mark.parametrize(
