@@ -125,6 +125,22 @@ def test_large_products_agree_with_numpy_in_float32(rng):
     np.testing.assert_allclose(g[1], x.T.astype(float) @ slope, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [1, 2, 16, 32, 33])
+@pytest.mark.parametrize(("summed", "columns"), [(256, 256), (1024, 256), (512, 128), (512, 127), (256, 512)])
+def test_a_few_rows_by_a_transposed_matrix_are_numpy_s_product_eagerly_and_compiled(rng, dtype, rows, summed, columns):
+    """Many of these are computed as their transpose; the result may be a part of another array."""
+    a, w = rng.standard_normal((rows, summed)).astype(dtype), rng.standard_normal((columns, summed)).astype(dtype)
+
+    def beside(a, w):
+        return np.concatenate([a[:, :1], a @ w.T, a], axis=1)
+
+    expected = np.concatenate([a[:, :1], a @ w.T, a], axis=1)
+    eager = beside(pe.tensor(a), pe.tensor(w)).numpy()
+    np.testing.assert_allclose(eager, expected, rtol=1e-9 if dtype is np.float64 else 1e-3, atol=1e-3)
+    np.testing.assert_array_equal(pe.compile(beside)(a, w), eager)
+
+
 # Decompositions at equal values -------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,11 @@ SHARED_FLOPS, SHARED_BYTES = 2**24, 2**21
 result of as many bytes."""
 
 
+def is_one_product(calls: Sequence[Call]) -> bool:
+    """Whether an op's calls are one product, and a copy of it at most."""
+    return len(calls) == 1 or (len(calls) == 2 and isinstance(calls[1], partial) and calls[1].func is np.copyto)
+
+
 def worth_sharing(call: Call) -> bool:
     """Whether a call is a product of two matrices that is large enough to be shared out to threads."""
     if not isinstance(call, partial) or call.func not in (np.matmul, np.dot) or len(call.args) != 3:

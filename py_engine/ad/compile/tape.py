@@ -22,7 +22,13 @@ import numpy as np
 
 from py_engine.ad.compile.fusion import fuse
 from py_engine.ad.compile.plan import Value, plan
-from py_engine.ad.compile.products import dtypes_of_products, shared, touch_buffers_once, worth_sharing
+from py_engine.ad.compile.products import (
+    dtypes_of_products,
+    is_one_product,
+    shared,
+    touch_buffers_once,
+    worth_sharing,
+)
 from py_engine.ad.compile.reassociation import add_early
 from py_engine.ad.compile.straight_line import Scalar, straight_line
 from py_engine.ad.compile.zero_copy import ZeroCopyCall
@@ -241,7 +247,7 @@ class Tape:
         There are none where other products take over a quarter of all operations, or the calls are not what runs.
         """
         products = {k: step for k, step in enumerate(self.instructions) if step.equation.op.product}
-        large = {k for k, step in products.items() if len(step.calls) == 1 and worth_sharing(step.calls[0])}
+        large = {k for k, step in products.items() if is_one_product(step.calls) and worth_sharing(step.calls[0])}
         flops = sum(step.equation.flops for step in products.values())
         most = 4 * sum(products[k].equation.flops for k in large) >= 3 * flops
         return large if most and self.techniques.preallocate else set()
@@ -250,7 +256,8 @@ class Tape:
         """Have `run` do parts of each of the `large_products`, one in each of so many threads."""
         for k in self.large_products():
             step = self.instructions[k]
-            self.instructions[k] = replace(step, calls=(shared(step.calls[0], run, threads),))
+            product, *rest = step.calls
+            self.instructions[k] = replace(step, calls=(shared(product, run, threads), *rest))
         self._calls = [call for step in self.instructions for call in step.calls]
 
     def poison(self, byte: int) -> None:

@@ -61,15 +61,39 @@ def suits_blas(x: Array, **attrs: Any) -> bool:
     )
 
 
+FEW_ROWS, MANY_COLUMNS, LEAST_PRODUCTS = 32, 128, 3 * 2**18
+"""Where a product by a transposed matrix is computed as its transpose: at most so many rows, and at least so many
+columns and multiplications."""
+
+
+def _by_transpose(a: Array, b: Array) -> bool:
+    """Whether the transpose of the product, of `b` as it lies and of the few rows of `a`, takes less time.
+
+    BLAS first copies its operands as its kernels read them, and the right one in a way that takes long where it is
+    transposed: the products of a loop backward, and of a small batch, took up to twice as long.
+    """
+    if a.ndim != 2 or b.ndim != 2 or b.strides[0] != b.itemsize:
+        return False
+    (rows, summed), columns = a.shape, b.shape[1]
+    suits = 1 < rows <= FEW_ROWS and MANY_COLUMNS <= columns <= summed
+    return bool(suits and rows * summed * columns >= LEAST_PRODUCTS)
+
+
 def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     a, b = arrays
     if a.ndim == b.ndim == 2 and a.shape[1] == 1 and out.flags.c_contiguous:
         return [partial(np.dot, a, b, out)]  # of a column and a row, which matmul multiplies without BLAS
+    if _by_transpose(a, b):
+        transposed = scratch(out.shape[::-1], out.dtype)
+        return [partial(np.matmul, b.T, a.T, transposed), partial(np.copyto, out, transposed.T)]
     return [partial(np.matmul, a, b, out)]
 
 
 def _matmul(a: Array, b: Array, out: Array) -> None:
-    (np.dot if a.ndim == b.ndim == 2 and a.shape[1] == 1 else np.matmul)(a, b, out)
+    if _by_transpose(a, b):
+        out[...] = np.matmul(b.T, a.T).T
+    else:
+        (np.dot if a.ndim == b.ndim == 2 and a.shape[1] == 1 else np.matmul)(a, b, out)
 
 
 def _gradient_of_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
