@@ -47,7 +47,7 @@ from py_engine.network.threads import Team
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
 
-LONG_STEP = 0.1
+LONG_STEP = 0.05
 """Seconds of a step from which on one thread of BLAS is not tried beside all."""
 
 
