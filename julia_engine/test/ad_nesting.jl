@@ -116,6 +116,28 @@ end
     @test derivative(a -> sum(Constant([3.0]) .^ a), 2.0) ≈ 9 * log(3)  # at 2, whose power is a square otherwise
 end
 
+@testset "dual numbers that only a rule of the user's holds" begin
+    x = [0.3, 0.7]
+    pulled(a) = custom_rule(x -> sin.(x); vjp=(g, y, x) -> g .* cos.(x) .* a)
+    pushed(a) = custom_rule(x -> sin.(x); jvp=(t, y, x) -> t[1] .* cos.(x) .* a)
+    tensor(a) = Constant([1.0, 1.0]) .* a
+    for (name, f) in (
+        ("grad", a -> grad(x -> sum(pulled(a)(x)))(x)),
+        ("grad, of a tensor", a -> grad(x -> sum(pulled(tensor(a))(x)))(x)),
+        ("grad, in a checkpoint", a -> grad(x -> sum(checkpoint(pulled(a))(x)))(x)),
+        ("grad, in a checkpoint, of a tensor", a -> grad(x -> sum(checkpoint(pulled(tensor(a)))(x)))(x)),
+        ("grad, hidden", a -> grad(x -> sum(pulled(Ref{Any}(a)[])(x)))(x)),
+        ("vjp", a -> vjp(pulled(a), x)[2]([1.0, 1.0])[1]),
+        ("vjp, of the seed", a -> vjp(x -> sin.(x), x)[2]([a, a])[1]),
+        ("jvp", a -> jvp(pushed(a), (x,), ([1.0, 1.0],))[2]),
+        ("jvp, of the tangent", a -> jvp(x -> sin.(x), (x,), ([a, a],))[2]),
+        ("jacobian", a -> sum(jacobian(pulled(a), x; mode=:reverse); dims=1)))
+        # In a task of its own: the first dual number that meets a tensor there must be seen as later ones are.
+        first, second = fetch(@async (derivative(f, 2.0), derivative(f, 2.0)))
+        @test (name, vec(first) ≈ cos.(x), vec(second) ≈ cos.(x)) == (name, true, true)
+    end
+end
+
 @testset "errors of mixtures say what to do" begin
     W = Variable([1.0, 2.0])
     late() = Variable([1.0])

@@ -154,9 +154,15 @@ end
 made_without_grad(e::Equation, x::Tensor) = !x.requires_grad && x.eltype in FLOATS && !e.op.constant &&
     any(a -> a.requires_grad, e.inputs)
 
+const NO_PROGRAMS = Program[]
+
+"""The programs in an attribute, or in all of an op: those that it repeats or chooses from."""
+programs_in(@nospecialize attr) = NO_PROGRAMS
+programs_in(program::Program) = Program[program]
+programs_in(attrs::Attributes) = Program[program for pair in pairs_of(attrs) for program in programs_in(pair.second)]
+
 """The arrays that a piece of a program reads beside its inputs, those of the pieces inside it included."""
-captured_by(@nospecialize attr) = NO_INPUTS
-captured_by(attrs::Attributes) = Tensor[x for pair in pairs_of(attrs) for x in captured_by(pair.second)]
+captured_by(attrs::Attributes) = unique(Tensor[x for program in programs_in(attrs) for x in captured_by(program)])
 captured_by(program::Program) = unique(Tensor[
     Tensor[x for e in program.equations for x in e.inputs if x.data !== nothing && !x.literal];
     Tensor[x for x in program.outputs if x.data !== nothing && !x.literal];

@@ -13,7 +13,7 @@ What the engine is doing in this task.
 - `scope`: the layer whose ops are being made.
 - `techniques`: those of the compiled function, for the tapes inside it.
 - `reuse`: while the rule of a gradient runs: memory for its values.
-- `mixed`: whether a dual number has met a tensor.
+- `mixed`: whether a dual number has ever met a tensor; else none is looked for.
 - `code`: a list for the instructions of the next op, unless one is being computed.
 """
 mutable struct State

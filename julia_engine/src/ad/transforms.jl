@@ -46,6 +46,7 @@ A function's call, recorded.
 - `level`: of the variables, see [`gradients`](@ref).
 - `order`: what the outputs depend on, sorted.
 - `trace`, `span`: the trace around it, if there is one, and the part of that which was made in the call.
+- `on_duals`: whether derivatives that are to be arrays may depend on dual numbers of a derivative around.
 """
 struct Call
     name::String
@@ -60,6 +61,7 @@ struct Call
     order::Vector{Tensor}
     trace::Union{Nothing,Vector{Tensor}}
     span::UnitRange{Int}
+    on_duals::Bool
 end
 
 """
@@ -95,7 +97,7 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
         order, below = sort_and_look_below(outputs, level)
         plain = plain && (isempty(below) || !kept || !depend_on_a_leaf(below))
         Call(name, variables, arguments, moving, outputs, result, plain, theirs, level, order, now.trace,
-            start+1:traced_length(now.trace))
+            start+1:traced_length(now.trace), plain && (depends_on_duals(below) || rules_hold_duals(order)))
     end
 end
 
@@ -107,10 +109,8 @@ as_output(@nospecialize(x), name::String) = throw(NotDifferentiableError(
     (is_complex(x) ? "; return real and imaginary parts separately" : "")))
 
 """`f()`, recorded only where someone outside of the call may ask for derivatives of derivatives."""
-function afterwards(@nospecialize(f), call::Call)
-    now = state()
-    return @entering grad_enabled=(now.grad_enabled && !(call.plain && !now.mixed)) f()
-end
+afterwards(@nospecialize(f), plain::Bool, on_duals::Bool) = plain && !on_duals ? unrecorded(f) : f()
+afterwards(@nospecialize(f), call::Call) = afterwards(f, call.plain, call.on_duals)
 
 """The only output, which must be a number."""
 function scalar_output(call::Call)
@@ -165,7 +165,7 @@ function differentiate(name::String, @nospecialize(f), numbers::Vector{Int}, @no
     output = scalar_output(call)
     seed = reshape_to(literal(output.eltype, 1), output.dims)
     found = afterwards(() -> or_zeros(gradients(call, Tensor[output], Tensor[seed]), call.variables), call)
-    y = !call.plain ? output : state().mixed && depends_on_duals(Tensor[output]) ? only_one(with_duals(output)) : item(output)
+    y = !call.plain ? output : call.on_duals ? only_one(with_duals(output)) : item(output)
     return y, by_argument(call, shown(found, call.plain, call.theirs))
 end
 
@@ -251,14 +251,13 @@ function vjp(@nospecialize(f), @nospecialize(args...))
     function pull(@nospecialize(seed))
         seeds = alike("vjp: the seed", seed, call.outputs, call.result)
         plain = call.plain && is_plain(flatten(seed)[1])
-        found = (plain && !state().mixed ? unrecorded : run_it)(() -> gradients(call, call.outputs, seeds))
+        on_duals = plain && (call.on_duals || depends_on_duals(seeds))
+        found = afterwards(() -> gradients(call, call.outputs, seeds), plain, on_duals)
         theirs = Any[call.theirs; Any[x for x in flatten(seed)[1] if x isa AbstractArray]]
         return Tuple(by_argument(call, shown(or_zeros(found, call.variables), plain, theirs)))
     end
     return unflatten(call.result, shown(call.outputs, call.plain, call.theirs)), pull
 end
-
-run_it(@nospecialize(f)) = f()
 
 """The leaves of `x` as tensors that match these in size and element type."""
 function alike(name::String, @nospecialize(x), tensors::Vector{Tensor}, structure::Structure)
@@ -297,7 +296,8 @@ function pushed(name::String, @nospecialize(f), @nospecialize(args::Tuple), @nos
     directions = flatten(tangents)[1]
     plain = call.plain && !any(x -> x isa Tensor, directions)
     theirs = Any[call.theirs; Any[x for x in directions if x isa AbstractArray]]
-    moved_ = (plain && !state().mixed ? unrecorded : run_it)(() -> pushed_forward(call.outputs, moves, call.order))
+    on_duals = plain && (call.on_duals || depends_on_duals(collect(Tensor, values(moves))))
+    moved_ = afterwards(() -> pushed_forward(call.outputs, moves, call.order), plain, on_duals)
     arrays = shown(Tensor[call.outputs; moved_], plain, theirs)
     n = length(call.outputs)
     return unflatten(call.result, arrays[1:n]), unflatten(call.result, arrays[n+1:end])

@@ -61,6 +61,21 @@ const CUSTOM = Op("custom", infer_same; view=itself, backward=Joint(custom_pullb
     simplify=(e, made) -> its_input(e, made), attrs=[:rule], doc="a result with derivatives of its own")
 
 """
+Whether derivatives of these nodes, or of a program, come from rules of the user's that hold dual numbers; or tensors,
+which may have been computed from some. The nodes do not depend on what only a rule holds.
+"""
+rules_hold_duals(nodes::Vector{Tensor}) = any(x -> x.op !== nothing && rules_hold_duals(x.op::Op, x.attrs), nodes)
+rules_hold_duals(program::Program) = any(e -> rules_hold_duals(e.op, e.attrs), program.equations)
+rules_hold_duals(op::Op, attrs::Attributes) = op.backward! isa Joint &&
+    (op === CUSTOM ? rule_holds_duals(attrs.rule::CustomRule) : any(rules_hold_duals, programs_in(attrs)))
+
+function rule_holds_duals(rule::CustomRule)
+    rule.opaque && return false
+    held = DualNumbers.held_by_value((rule.vjp, rule.jvp))
+    return held.level > 0 || (held.tensors && state().mixed)
+end
+
+"""
     custom_rule(f; vjp=nothing, jvp=nothing, infer=nothing, name=string(f), opaque=false)
 
 A function that computes the same as `f`, a function of tensors and arrays to one tensor, with these derivatives:

@@ -117,7 +117,7 @@ function narrow_scan(attrs::Attributes, needed::Vector{Bool})
     return attributes(:loop => Scan(less, loop.carries, loop.sequences, loop.steps, loop.backwards, false))
 end
 
-captured_by(loop::Scan) = captured_by(loop.program)
+programs_in(loop::Scan) = Program[loop.program]
 
 """The results of a loop on these inputs. Where derivatives may be asked for it keeps its carries."""
 function repeated(loop::Scan, inputs::Vector{Tensor})

@@ -29,8 +29,8 @@ end
 
 Base.show(io::IO, steps::Steps) = print(io, length(steps.program.equations), " ops")
 Base.show(io::IO, loop::While) = print(io, loop.steps, " while ", length(loop.test.equations), " ops hold")
-captured_by(steps::Steps) = captured_by(steps.program)
-captured_by(loop::While) = unique(Tensor[captured_by(loop.steps); captured_by(loop.test)])
+programs_in(steps::Steps) = Program[steps.program]
+programs_in(loop::While) = Program[loop.steps.program, loop.test]
 
 kinds_of(xs::Vector{Tensor}) = Kind[(x.dims, x.eltype) for x in xs]
 
