@@ -9,7 +9,7 @@ using LinearAlgebra: BLAS
 using Random: MersenneTwister, randperm
 using ..AD
 using ..Versions: Versions
-using ..AD: Constant, Memory, Tape, Techniques, Tensor, Variable, stack
+using ..AD: Constant, Memory, Tape, Techniques, Tensor, Variable, elements_of, stack
 
 include("network/initialisers.jl")
 include("network/lines.jl")

@@ -34,7 +34,9 @@ end
 Memory(m::Memory) = m
 in_slot(m::Memory, slot::Int) = Memory(m.root, Address(m.address.pointer, slot), m.eltype, m.dims, m.strides)
 Memory(x::StridedArray{T}) where {T} =
-    Memory(x, Ptr{Cvoid}(pointer(x)), T, collect(Int, size(x)), collect(Int, strides(x)))
+    Memory(x, start_of_elements(x), T, collect(Int, size(x)), collect(Int, strides(x)))
+start_of_elements(x::Array) = start_of(x)
+start_of_elements(x::StridedArray) = Ptr{Cvoid}(pointer(x))
 
 """Strides of an array without gaps, the first axis fastest."""
 function dense_strides(dims::Vector{Int})

@@ -135,7 +135,7 @@ checksum(x::AbstractArray) = checksum_of_elements(x)
 function checksum_of_elements(x::AbstractArray)
     total, i = hash(size(x)) % UInt64, 0
     for v in x
-        total += Kernels.mixed(hash(v) % UInt64, i += 1)
+        total += Kernels.mixed((hash(v)::UInt) % UInt64, i += 1)
     end
     return total
 end

@@ -299,4 +299,4 @@ function all_finite(g::Ptr{T}, n::Int) where {T}
     end
     return total == 0
 end
-all_finite(values::Array) = GC.@preserve values all_finite(pointer(values), length(values))
+all_finite(values::Array) = GC.@preserve values all_finite(elements_of(values), length(values))

@@ -42,7 +42,7 @@ end
 """Add all processes' gradients up, each by its part; NaN where a part is not finite, so that all of them see it."""
 function exchange!(c::Communicator, gradient::Vector{T}, weight::Float64, finite::Bool) where {T}
     isempty(gradient) && return nothing
-    weight == 1 || scale!(pointer(gradient), T(weight), 1, length(gradient))
+    weight == 1 || scale!(elements_of(gradient), T(weight), 1, length(gradient))
     finite || (gradient[1] = T(NaN))
     c.add!(gradient)
     return nothing

@@ -39,7 +39,7 @@ trainable_part(l::Layout) = Layout(l.names[1:l.trained_tensors], l.dims[1:l.trai
 
 """Where the tensors lie in `vector`."""
 memories(layout::Layout, vector::Vector{T}) where {T} = AD.Memory[
-    AD.Memory(Ref{Any}(vector), Ptr{Cvoid}(pointer(vector) + sizeof(T) * offset), T, dims, AD.dense_strides(dims))
+    AD.Memory(Ref{Any}(vector), AD.start_of(vector) + sizeof(T) * offset, T, dims, AD.dense_strides(dims))
     for (offset, dims) in zip(layout.offsets, layout.dims)]
 
 """The tensors as arrays: views into `vector`."""

@@ -53,7 +53,7 @@ function precompile_session(T::DataType, loss::String, holds::String, input::Str
     x = [(holds == "ids" ? Int64 : T)(k % 8) for k in 1:prod(made.sizes[1]), _ in 1:3]
     y = loss == "softmax_cross_entropy" ? Int64[0, 1, 0] : zeros(T, outputs, 3)
     order, losses, out = Int64[2, 1, 0], zeros(2), zeros(T, outputs, 3)
-    at(a) = Ptr{Cvoid}(pointer(a))
+    at(a) = AD.start_of(a)
     sizes, said, bytes = zeros(Int64, 3), zeros(UInt8, 8), zeros(Int64, 2)
     GC.@preserve text vector gradient x y order losses out sizes said bytes begin
         s = Entry.create(pointer(text), sizeof(text), at(vector), length(vector))

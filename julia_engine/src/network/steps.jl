@@ -150,14 +150,15 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     first_state = length(outputs)
     append!(outputs, Tensor[new for (_, new) in news])
     tape = Tape(AD.traced(nodes, inputs, outputs); results=results, techniques=techniques)
-    columns = Columns{T}[Columns{T}(layout.offsets[i], layout.dims[i]..., g.attrs.padding_index, Ptr{T}(address(tape.outputs[k+1])),
-        Ptr{Int64}(address(tape.outputs[k+2])), length(tape.outputs[k+2]),
-        AD.zeroed!(Vector{Int32}(undef, layout.dims[i][2])))
+    columns = Columns{T}[Columns{T}(layout.offsets[i], layout.dims[i][1], layout.dims[i][2], g.attrs.padding_index::Int,
+        Ptr{T}(address(tape.outputs[k+1])), Ptr{Int64}(address(tape.outputs[k+2])),
+        length(tape.outputs[k+2]::Array{Int64}), AD.zeroed!(Vector{Int32}(undef, layout.dims[i][2])))
                          for (i, g, k) in lookups]
-    states = Tuple{Ptr{T},Ptr{T},Int}[(pointer(parameters.vector) + sizeof(T) * layout.offsets[i],
+    states = Tuple{Ptr{T},Ptr{T},Int}[(Ptr{T}(address(parameters.vector)) + sizeof(T) * layout.offsets[i],
         Ptr{T}(address(tape.outputs[first_state+k])), prod(layout.dims[i])) for (k, (i, _)) in enumerate(news)]
-    return Shard{T}(tape, address(tape.inputs[1]), address(tape.inputs[2]), first, count, pointer(tape.outputs[1]::Array{T,0}),
-        gradient, columns, states, meeting, AD.Kernels.multiplications_per_call(tape.code) >= LEAST_SHARED, nothing)
+    return Shard{T}(tape, address(tape.inputs[1]), address(tape.inputs[2]), first, count,
+        elements_of(tape.outputs[1]::Array{T,0}), gradient, columns, states, meeting,
+        AD.Kernels.multiplications_per_call(tape.code) >= LEAST_SHARED, nothing)
 end
 
 """Multiplications of a product from which on a second thread of BLAS saves more than it costs."""

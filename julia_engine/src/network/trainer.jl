@@ -564,7 +564,7 @@ end
 function all_finite(trainer::Trainer{T}, shard::Shard{T}, threads::Int, k::Int) where {T}
     for (a, b) in trainer.dense
         from, to = stretch(a, b, threads, k)
-        all_finite(pointer(shard.gradient, from), to - from + 1) || return false
+        all_finite(elements_of(shard.gradient, from), to - from + 1) || return false
     end
     return true
 end
@@ -577,7 +577,8 @@ function update_columns!(trainer::Trainer{T}, shards::Vector{Shard{T}}, i::Int, 
     whole = shards[1].columns[i]
     height, width, o, state = whole.height, whole.width, trainer.optimizer, trainer.state
     at_once, block = max(1, BLOCK ÷ height), trainer.blocks[k]
-    vector, first, second = pointer(trainer.vector), pointer(state.first), pointer(state.second)
+    vector, first, second = elements_of(trainer.vector), elements_of(state.first), elements_of(state.second)
+    sums = elements_of(block)
     for from in (k-1)*at_once+1:threads*at_once:width
         to = min(from + at_once - 1, width)
         fill!(block, zero(T))
@@ -588,10 +589,11 @@ function update_columns!(trainer::Trainer{T}, shards::Vector{Shard{T}}, i::Int, 
                 f = @inbounds Int(c.first[id])
                 f == 0 && continue
                 @inbounds c.first[id] = 0
-                add_scaled!(pointer(block, (id - from) * height + 1), c.values + sizeof(T) * height * (f - 1), one(T), 1, height)
+                sum, values = sums + sizeof(T) * height * (id - from), c.values + sizeof(T) * height * (f - 1)
+                add_scaled!(sum, values, one(T), 1, height)
             end
         end
-        g = pointer(block) - sizeof(T) * start  # so that the gradient has the parameters' numbers
+        g = sums - sizeof(T) * start  # so that the gradient has the parameters' numbers
         update!(o, vector, g, first, second, start + 1, start + (to - from + 1) * height, steps)
     end
     return nothing
@@ -602,7 +604,7 @@ gradient_vector(trainer::Trainer) = trainer.accumulate > 1 ? trainer.total : tra
 """Sum the shards' gradients into the first one's."""
 @inline function sum_shards!(trainer::Trainer{T}, shards::Vector{Shard{T}}, from::Int, to::Int) where {T}
     for m in 2:length(shards)
-        add_scaled!(pointer(trainer.gradient), pointer(shards[m].gradient), one(T), from, to)
+        add_scaled!(elements_of(trainer.gradient), elements_of(shards[m].gradient), one(T), from, to)
     end
     return nothing
 end
@@ -610,21 +612,21 @@ end
 """Sum the shards' gradients, unless they are summed already, and the mean over several batches into `total`."""
 @inline function reduce!(trainer::Trainer{T}, shards::Vector{Shard{T}}, updates::Bool, from::Int, to::Int) where {T}
     trainer.communicator === nothing && sum_shards!(trainer, shards, from, to)
-    trainer.accumulate > 1 && add_scaled!(pointer(trainer.total), pointer(trainer.gradient), T(1 / trainer.accumulate), from, to)
+    trainer.accumulate > 1 &&
+        add_scaled!(elements_of(trainer.total), elements_of(trainer.gradient), T(1 / trainer.accumulate), from, to)
     return nothing
 end
 
 @inline function update_stretch!(trainer::Trainer{T}, from::Int, to::Int, steps::Int) where {T}
-    g = pointer(gradient_vector(trainer))
-    state = trainer.state
+    g, vector = elements_of(gradient_vector(trainer)), elements_of(trainer.vector)
+    first, second = elements_of(trainer.state.first), elements_of(trainer.state.second)
     if trainer.techniques.flat_parameters
-        update!(trainer.optimizer, pointer(trainer.vector), g, pointer(state.first), pointer(state.second), from, to, steps)
+        update!(trainer.optimizer, vector, g, first, second, from, to, steps)
     else
         layout = trainer.parameters.layout
         for i in 1:length(layout.offsets)
             stop = i < length(layout.offsets) ? layout.offsets[i+1] : layout.length
-            update!(trainer.optimizer, pointer(trainer.vector), g, pointer(state.first), pointer(state.second),
-                max(from, layout.offsets[i] + 1), min(to, stop), steps)
+            update!(trainer.optimizer, vector, g, first, second, max(from, layout.offsets[i] + 1), min(to, stop), steps)
         end
     end
     trainer.accumulate > 1 && scale!(g, zero(T), from, to)
@@ -633,7 +635,7 @@ end
 
 """Clip the whole gradient, of which this thread has a stretch; false if its norm is not finite."""
 function clip!(trainer::Trainer{T}, team::Team, k::Int, from::Int, to::Int) where {T}
-    o, g = trainer.optimizer, pointer(gradient_vector(trainer))
+    o, g = trainer.optimizer, elements_of(gradient_vector(trainer))
     o.clip_value < Inf && clip!(g, T(o.clip_value), from, to)
     o.clip_norm < Inf || return true
     trainer.partial[8k] = Float64(squares(g, from, to))
@@ -756,7 +758,7 @@ end
 """The stretches of the gradient vector that are not kept by columns."""
 function dense_stretches(layout::Layout, columns::Vector{Columns{T}}) where {T}
     found, last = Tuple{Int,Int}[], 0
-    for c in sort(columns; by=c -> c.offset)
+    for c in columns[sortperm(Int[c.offset for c in columns])]
         c.offset > last && push!(found, (last + 1, c.offset))
         last = c.offset + cld(c.height * c.width, PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
     end

@@ -149,7 +149,7 @@ point!(references::Vector{Reference}, @nospecialize(x::Array)) = point!(referenc
     enter!(Base.tail(args), replay, i + 1)
 end
 @inline enter_one!(x::Array{T,N}, buffer, references::Vector{Reference}) where {T,N} =
-    isempty(references) ? (copyto!(buffer::Array{T,N}, x); nothing) : point!(references, Ptr{Cvoid}(pointer(x)))
+    isempty(references) ? (copyto!(buffer::Array{T,N}, x); nothing) : point!(references, start_of(x))
 @inline enter_one!(x::T, buffer, ::Vector{Reference}) where {T} = ((buffer::Array{T,0})[] = x; nothing)
 
 function replay!(replay::Replay, args::Tuple)

@@ -141,6 +141,9 @@ that are known only when it runs, and other packages have such methods: what cal
 """
 start_of(@nospecialize(x::Array)) = ccall(:jl_array_ptr, Ptr{Cvoid}, (Any,), x)
 
+"""The same as a pointer to its elements, from the `i`-th on."""
+@inline elements_of(x::Array{T}, i::Int=1) where {T} = Ptr{T}(start_of(x)) + (i - 1) * sizeof(T)
+
 """Set all bytes of an array to zero. Not a loop: it may stand in code that is interpreted."""
 function zeroed!(@nospecialize(x::Array))
     GC.@preserve x ccall(:memset, Ptr{Cvoid}, (Ptr{Cvoid}, Cint, Csize_t), start_of(x), 0, sizeof(x))

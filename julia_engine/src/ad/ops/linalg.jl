@@ -287,7 +287,7 @@ function forward_einsum(p, out, inputs, attrs)
     operands = Labelled[diagonal(m, term) for (m, term) in zip(inputs, terms)]
     total = nothing
     for (k, x) in enumerate(operands)
-        later = Char[c for y in operands[k+1:end] for c in y.letters]
+        later = vcat(Char[], Vector{Char}[y.letters for y in operands[k+1:end]]...)
         others = total === nothing ? later : [later; total.letters]
         x = summed!(p, x, [result; others])
         total = total === nothing ? x : contracted!(p, total, x, [result; later])

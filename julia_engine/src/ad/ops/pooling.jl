@@ -152,8 +152,8 @@ function pooled(op::Op, x::Tensor, attrs)
     check_float(x.eltype)
     pooled_dims(x.dims, attrs)  # which checks the sizes of all axes
     # The first two axes for all others, then each other one: of equal elements the first in memory is still the largest.
-    along(axes) = attributes(:window => attrs.window[axes], :stride => attrs.stride[axes],
-        :padding => Int[attrs.padding[k] for d in axes for k in (2d - 1, 2d)], :dilation => attrs.dilation[axes])
+    along(axes::UnitRange{Int}) = attributes(:window => attrs.window[axes], :stride => attrs.stride[axes],
+        :padding => attrs.padding[2*first(axes)-1:2*last(axes)], :dilation => attrs.dilation[axes])
     y = apply(op, Tensor[reshape_to(x, Int[x.dims[1:2]; prod(x.dims[3:end-1]); x.dims[end]])], along(1:2))
     dims = Int[y.dims[1:2]; x.dims[3:end]]
     for d in 3:n

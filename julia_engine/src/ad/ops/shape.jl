@@ -340,7 +340,7 @@ function concatenate(@nospecialize(arrays), dims)
     first = parts[1]
     for part in parts
         all(d -> d == dims || part.dims[d] == first.dims[d], 1:n) || throw(ShapeError(
-            "cat: sizes $(join([string(size(q)) for q in parts], " and ")) do not match outside axis $dims"))
+            "cat: sizes $(join(String[string(size(q)) for q in parts], " and ")) do not match outside axis $dims"))
     end
     whole = copy(first.dims)
     whole[dims] = sum(part.dims[dims] for part in parts)
@@ -395,7 +395,7 @@ function stacked(@nospecialize(arrays), dims)
     check_eltypes("stack", parts)
     one_part = parts[1].dims
     all(part -> part.dims == one_part, parts) || throw(ShapeError(
-        "stack: all sizes must be equal, got $(join([string(size(q)) for q in parts], " and "))"))
+        "stack: all sizes must be equal, got $(join(String[string(size(q)) for q in parts], " and "))"))
     axis = dims isa Colon ? length(one_part) + 1 : one_axis("stack", dims)
     1 <= axis <= length(one_part) + 1 ||
         throw(ShapeError("stack: axis $axis does not exist in a stack of arrays of size $(Tuple(one_part))"))
