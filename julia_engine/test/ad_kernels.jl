@@ -108,6 +108,14 @@ const has_bytes = Kernels.VECTOR_BYTES[]
     end
     a, b = randn(T, 20, 1200), randn(T, 1200, 400)  # more summands and columns than are done at once
     @test value(Constant(a) * b) ≈ a * b rtol = 1000eps(T)
+    a, b = randn(T, 2048 ÷ sizeof(T), 150), randn(T, 150, 40)  # columns that share sets of a cache
+    @test value(Constant(a) * b) ≈ a * b rtol = 1000eps(T)
+    w = randn(T, 48, 64) ./ 8
+    powers = compile(v -> w' * (w * (w' * (w * (w' * (w * v))))))  # a weight that many products read transposed
+    for samples in (1, 2, 16)
+        v = randn(T, 64, samples)
+        @test powers(v) ≈ (w' * w)^3 * v rtol = 1000eps(T)
+    end
     a, b = randn(T, 3, 4, 5, 1), randn(T, 4, 2, 1, 6)
     product = value(matmul(Constant(a), Constant(b)))
     @test size(product) == (3, 2, 5, 6)

@@ -431,7 +431,11 @@ function legalised(program::Program)
     lies(a) = get!(() -> shape_of(a), layout, a)
     scope_of = Dict{Tensor,String}(x => e.scope for e in program.equations for x in e.outputs)
     uses = Dict{Tensor,Int}()  # how many products a tensor is the first factor of
-    foreach(e -> e.op === MATMUL && (uses[e.inputs[1]] = get(uses, e.inputs[1], 0) + 1), program.equations)
+    for e in program.equations
+        e.op === MATMUL || e.op === MATMUL_ADD || continue
+        a = e.inputs[end-1]
+        uses[a] = get(uses, a, 0) + 1
+    end
     function copied(a::Tensor)
         return get!(dense, a) do
             e = copy_of(a, get(scope_of, a, a.scope))
@@ -457,7 +461,7 @@ function legalised(program::Program)
             continue
         elseif op === MATMUL || op === MATMUL_ADD
             a, b = inputs[end-1], inputs[end]
-            inputs = Tensor[inputs[1:end-2]; suited(a, factor_layout(a, output(e).dims)); suited(b, suits_blas)]
+            inputs = Tensor[inputs[1:end-2]; suited(a, factor_layout(a, output(e).dims, uses[a])); suited(b, suits_blas)]
         elseif op.accepts !== nothing
             inputs = Tensor[suited(a, op.accepts) for a in inputs]
         end
@@ -468,10 +472,10 @@ end
 
 """
 Which layouts a product takes of its first factor. Tiles want its columns in one piece, and so a factor that lies by rows
-(a transposed weight) is copied, once for all products that use it, if that is little work beside the product.
+(a transposed weight) is copied, once for all products that use it, if that is little work beside the products.
 """
-function factor_layout(a::Tensor, dims::Vector{Int})
-    tiled(a.dims[1], dims[2], a.dims[2], a.eltype) && dims[2] >= 32 || return suits_blas
+function factor_layout(a::Tensor, dims::Vector{Int}, uses::Int)
+    tiled(a.dims[1], dims[2], a.dims[2], a.eltype) && uses * dims[2] >= 32 || return suits_blas
     return lies_by_columns
 end
 

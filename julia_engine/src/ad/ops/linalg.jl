@@ -79,6 +79,13 @@ end
 # Tiles read one operand again and again: so many summands and columns at a time that it stays in the second-level cache.
 const SUMMED_AT_ONCE = 512
 const CACHED_BYTES = 512 * 1024
+
+"""
+How many summands tiles take at a time of a matrix whose columns lie so many bytes apart. Columns a multiple of half a page apart
+share few sets of the caches, which hold but a small number of them.
+"""
+summed_at_once(bytes_apart::Int) = bytes_apart % 2048 == 0 ? 64 : SUMMED_AT_ONCE
+
 most_multiplications(bytes::Int) = bytes == 64 ? 1024^3 : 256^3  # beyond that, BLAS's packed operands win
 
 """Whether a product of m × k by k × n is done by tiles: at least one vector of rows, and not too large."""
@@ -100,10 +107,11 @@ function emit_tiles!(p::Instructions, out::Memory, a::Memory, b::Memory, beta::I
     inner = isempty(count) ? 1 : count[1]
     step(j) = isempty(steps[j]) ? 0 : steps[j][1]
     lead_a = leading_dimension(a.dims, a.strides, false)
-    columns = max(6, CACHED_BYTES ÷ (min(k, SUMMED_AT_ONCE) * sizeof(T)) ÷ 6 * 6)
+    summed = min(k, summed_at_once(lead_a * sizeof(T)))
+    columns = max(6, CACHED_BYTES ÷ (summed * sizeof(T)) ÷ 6 * 6)
     tiles = bytes == 64 ? ((4, :tiles_64_4), (2, :tiles_64_2), (1, :tiles_64_1)) : ((2, :tiles_32_2), (1, :tiles_32_1))
     row = 0
-    for place in CartesianIndices(Tuple(count[2:end])), from in 0:SUMMED_AT_ONCE:k-1, column in 0:columns:n-1
+    for place in CartesianIndices(Tuple(count[2:end])), from in 0:summed:k-1, column in 0:columns:n-1
         offset(j) = sum(Int[(place[d] - 1) * steps[j][d+1] for d in 1:length(place)])
         row = 0
         for (vectors, name) in tiles
@@ -113,7 +121,7 @@ function emit_tiles!(p::Instructions, out::Memory, a::Memory, b::Memory, beta::I
             at = (out.address + sizeof(T) * (offset(1) + row + column * lead),
                 a.address + sizeof(T) * (offset(2) + row + from * lead_a),
                 b.address + sizeof(T) * (offset(3) + from * b.strides[1] + column * b.strides[2]), NOWHERE)
-            emit!(p, T, name, at, NOWHERE, (rows, min(columns, n - column), min(SUMMED_AT_ONCE, k - from), inner),
+            emit!(p, T, name, at, NOWHERE, (rows, min(columns, n - column), min(summed, k - from), inner),
                 ((lead, step(1), 0, 0), (lead_a, step(2), 0, 0), (b.strides[1], b.strides[2], step(3), 0), NONE), NONE,
                 (from == 0 ? Float64(beta) : 1.0, 0.0))
             row += rows
