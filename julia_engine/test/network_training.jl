@@ -51,6 +51,23 @@ const OPTIMIZER_CASES = [SGD(0.1), SGD(0.1; weight_decay=0.3), Momentum(0.1, 0.9
     @test state.steps == 6 && length(state_names(o)) == (!isempty(state.first)) + (!isempty(state.second))
 end
 
+@testset "no state stays below the smallest normal number: $(typeof(o))" for o in (SGD(0.1; momentum=0.9),
+        SGD(0.1; momentum=0.9, nesterov=true), RMSProp(0.1, 0.9; momentum=0.9), Adam(0.1, (0.9, 0.9)), AdamW(0.1, (0.9, 0.9)))
+    p, state = ones(Float32, 40), State{Float32}(o, 40)
+    step!(o, state, p, ones(Float32, 40))
+    for _ in 1:1024
+        step!(o, state, p, zeros(Float32, 40))
+    end
+    @test all(iszero, state.first) && all(iszero, state.second) && all(isfinite, p)
+end
+
+@testset "small state is kept where a small epsilon makes it count" begin
+    o = Adam(0.1; eps=1e-30)
+    p, state = ones(Float32, 3), State{Float32}(o, 3)
+    step!(o, state, p, fill(Float32(1e-18), 3))
+    @test all(!iszero, state.first) && all(!iszero, state.second)
+end
+
 @testset "clipping" begin
     p, g = zeros(4), [3.0, 0.0, -4.0, 0.0]
     step!(SGD(1.0; clip_norm=1.0), State{Float64}(SGD(), 4), p, copy(g))

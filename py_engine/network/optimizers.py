@@ -41,6 +41,19 @@ SPLIT_FROM = 131_072
 SMALLEST_EPS = 1e-30
 """A smaller epsilon would vanish in float32 and leave 0 / 0 where a gradient is zero."""
 
+FLUSHED_EVERY = 32
+"""Steps after which numbers of the state that are nearly too small for its dtype become zero.
+
+Processors take many times as long for numbers below the smallest normal one, and a running mean that is decayed never
+gets to zero by itself.
+"""
+
+FLUSHED = 64
+"""How many times the smallest normal number is the least that is kept: decayed by 0.9, it is not below that before."""
+
+LEAST_EPS_TO_FLUSH = 1e-20
+"""With a smaller epsilon such small numbers may count."""
+
 _Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
 """Parameters, gradient, decayed gradient, scratch, state."""
 
@@ -224,6 +237,11 @@ class Optimizer(ABC):
                 np.add(decayed, g, out=decayed)
                 g = decayed
             self._update(p, g, s, *state)
+            if self.steps % FLUSHED_EVERY == 0 and getattr(self, "eps", 1.0) >= LEAST_EPS_TO_FLUSH:
+                for array in state:
+                    np.abs(array, out=s)
+                    np.greater_equal(s, FLUSHED * np.finfo(s.dtype).tiny, out=s)
+                    np.multiply(array, s, out=array)
 
     def _clip(self, gradient: Vector) -> None:
         if self.clip_value is not None:

@@ -164,6 +164,37 @@ def test_threads_share_out_a_large_vector_and_change_nothing(optimizer, threads,
     team.close()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "optimizer", [SGD(0.1, momentum=0.9), RMSProp(momentum=0.9, alpha=0.9), Adam(), AdamW()], ids=str
+)
+def test_no_state_stays_below_the_smallest_normal_number(optimizer, dtype):
+    """What is trained no more, after gradients of zero for long, takes no longer than what is."""
+    vector, gradient = np.ones(5, dtype), np.ones(5, dtype)
+    optimizer.bind(vector)
+    optimizer.step(vector, gradient)
+    gradient[:] = [0, 0, 1, 1e-30, np.finfo(dtype).tiny]
+    for _ in range(1024 if dtype is np.float32 else 8192):
+        optimizer.step(vector, gradient)
+        for name in set(optimizer.state_names) - {"square"}:
+            assert not (
+                (optimizer._state[name][:2] != 0) & (abs(optimizer._state[name][:2]) < np.finfo(dtype).tiny)
+            ).any()
+    for name in set(optimizer.state_names) - {"square"}:
+        assert not optimizer._state[name][:2].any()
+        assert optimizer._state[name][2:4].all()
+    assert np.isfinite(vector).all()
+
+
+@pytest.mark.parametrize("optimizer", [RMSProp(eps=1e-30), Adam(eps=1e-30)], ids=str)
+def test_small_state_is_kept_where_a_small_epsilon_makes_it_count(optimizer):
+    vector, gradient = np.ones(3, np.float32), np.full(3, 1e-19, np.float32)
+    optimizer.bind(vector)
+    for _ in range(64):
+        optimizer.step(vector, gradient)
+    assert all(array.all() for array in optimizer._state.values())
+
+
 def test_state_is_a_copy():
     start, gradients = problem()
     optimizer = Adam()

@@ -197,8 +197,13 @@ clip_scale(o::Optimizer, norm::Float64) = min(1.0, o.clip_norm / (norm + 1e-6))
 load(p::Ptr, i) = unsafe_load(p, i)
 store!(p::Ptr, v, i) = unsafe_store!(p, v, i)
 
+# Processors take many times as long for numbers below the smallest normal one, and a running mean that is decayed never gets to
+# zero by itself: what is nearly that small becomes zero, unless a very small epsilon makes it count.
+least_kept(::Type{T}, eps::Float64=1.0) where {T} = eps >= 1e-20 ? 64 * floatmin(T) : zero(T)
+kept(x, least) = ifelse(abs(x) < least, zero(x), x)
+
 function update!(o::SGD, p::Ptr{T}, g::Ptr{T}, velocity::Ptr{T}, unused::Ptr{T}, first::Int, last::Int, steps::Int) where {T}
-    rate, decay, momentum = T(o.learning_rate), T(o.weight_decay), T(o.momentum)
+    rate, decay, momentum, least = T(o.learning_rate), T(o.weight_decay), T(o.momentum), least_kept(T)
     if o.momentum == 0
         @inbounds @simd ivdep for i in first:last
             store!(p, load(p, i) - rate * (load(g, i) + decay * load(p, i)), i)
@@ -206,13 +211,13 @@ function update!(o::SGD, p::Ptr{T}, g::Ptr{T}, velocity::Ptr{T}, unused::Ptr{T},
     elseif o.nesterov
         @inbounds @simd ivdep for i in first:last
             gi = load(g, i) + decay * load(p, i)
-            v = momentum * load(velocity, i) + gi
+            v = kept(momentum * load(velocity, i) + gi, least)
             store!(velocity, v, i)
             store!(p, load(p, i) - rate * (gi + momentum * v), i)
         end
     else
         @inbounds @simd ivdep for i in first:last
-            v = momentum * load(velocity, i) + load(g, i) + decay * load(p, i)
+            v = kept(momentum * load(velocity, i) + load(g, i) + decay * load(p, i), least)
             store!(velocity, v, i)
             store!(p, load(p, i) - rate * v, i)
         end
@@ -222,16 +227,16 @@ end
 
 function update!(o::RMSProp, p::Ptr{T}, g::Ptr{T}, square::Ptr{T}, velocity::Ptr{T}, first::Int, last::Int, steps::Int) where {T}
     rate, decay, alpha, eps, momentum = T(o.learning_rate), T(o.weight_decay), T(o.alpha), T(o.eps), T(o.momentum)
-    rest, collects = T(1 - o.alpha), o.momentum > 0
+    rest, collects, least = T(1 - o.alpha), o.momentum > 0, least_kept(T, o.eps)
     @inbounds @simd ivdep for i in first:last
         gi = load(g, i) + decay * load(p, i)
-        s = alpha * load(square, i) + rest * gi * gi
+        s = kept(alpha * load(square, i) + rest * gi * gi, least)
         store!(square, s, i)
         store!(g, gi / (root(s) + eps), i)
     end
     if collects
         @inbounds @simd ivdep for i in first:last
-            v = momentum * load(velocity, i) + load(g, i)
+            v = kept(momentum * load(velocity, i) + load(g, i), least)
             store!(velocity, v, i)
             store!(p, load(p, i) - rate * v, i)
         end
@@ -250,11 +255,12 @@ function update!(o::Union{Adam,AdamW}, p::Ptr{T}, g::Ptr{T}, mean::Ptr{T}, squar
     # The root's correction is moved onto eps and the learning rate: the same quotient, one division less.
     correction = sqrt(1 - o.beta2^steps)
     eps, rate = T(o.eps * correction), T(o.learning_rate * correction / (1 - o.beta1^steps))
+    least = least_kept(T, o.eps)
     @inbounds @simd ivdep for i in first:last
         pi = load(p, i) * shrink
         gi = load(g, i) + decay * pi
-        m = beta1 * load(mean, i) + rest1 * gi
-        s = beta2 * load(square, i) + rest2 * gi * gi
+        m = kept(beta1 * load(mean, i) + rest1 * gi, least)
+        s = kept(beta2 * load(square, i) + rest2 * gi * gi, least)
         store!(mean, m, i)
         store!(square, s, i)
         store!(p, pi - rate * (m / (root(s) + eps)), i)
