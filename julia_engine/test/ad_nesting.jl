@@ -132,7 +132,7 @@ end
         ("jvp", a -> jvp(pushed(a), (x,), ([1.0, 1.0],))[2]),
         ("jvp, of the tangent", a -> jvp(x -> sin.(x), (x,), ([a, a],))[2]),
         ("jacobian", a -> sum(jacobian(pulled(a), x; mode=:reverse); dims=1)))
-        # In a task of its own: the first dual number that meets a tensor there must be seen as later ones are.
+        # In a separate task: the first dual number that meets a tensor there must be seen as later ones are.
         first, second = fetch(@async (derivative(f, 2.0), derivative(f, 2.0)))
         @test (name, vec(first) ≈ cos.(x), vec(second) ≈ cos.(x)) == (name, true, true)
     end

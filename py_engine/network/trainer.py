@@ -4,8 +4,8 @@ A mini-batch is gathered straight into the tape's input buffers, the tape leaves
 and the optimizer runs over that vector: a step allocates no arrays.
 
 More than one thread is used in one of two forms, which `Techniques.split_batch` chooses. Either BLAS spreads
-each matrix product over all threads, or the batch is split into shards, one per thread, each with buffers and a
-gradient vector of its own and BLAS at one thread, summed at the end. `splitting_pays` says which takes less time, by
+each matrix product over all threads, or the batch is split into shards, one per thread, each with separate buffers and
+gradient vector and BLAS at one thread, summed at the end. `splitting_pays` says which takes less time, by
 shapes alone, since the sum is rounded in another way. How many threads BLAS has in a batch that stays whole is measured
 in the first steps: threads that wait for each other in short products may take longer than one.
 """
