@@ -367,9 +367,22 @@ function gradients(number::Int64, samples::Int64, x::Ptr{Cvoid}, y::Ptr{Cvoid}, 
     end
 end
 
-free(number::Int64)::Cint = guarded(identity) do
-    session(number)
+"""Bytes of a session from which on its memory is given back at once when it is freed: a collection takes 0.1 s or more."""
+const COLLECT_FROM = 2^25
+
+"""About how many bytes a session holds beside the parameters."""
+held_bytes(t::Trainer) = 3 * sizeof(t.gradient) +
+    sum(Int[sizeof(s.gradient) + AD.bytes_of(s.tape.arena) for plan in values(t.plans) for s in plan])
+
+"""Forget a session; how many bytes it held. Apart from what then collects: a frame would hold the session still."""
+@noinline function forget!(number::Int64)
+    bytes = held_bytes(session(number))
     delete!(SESSIONS, number)
+    return bytes
+end
+
+free(number::Int64)::Cint = guarded(identity) do
+    forget!(number) < COLLECT_FROM || GC.gc()
     OK
 end
 

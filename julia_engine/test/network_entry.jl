@@ -194,6 +194,28 @@ end
     @test ccall(Entry.allocated_pointer(), Cint, (Ptr{Int64},), counters) == 0 && all(>(0), counters)
 end
 
+@noinline reference_to(s) = WeakRef(Entry.SESSIONS[s])  # in a frame that is gone when the session is freed
+
+"""Whether nothing holds the trainer of a session that was trained for an epoch, and then freed."""
+function is_given_back(threads)
+    units = 16 * cld(Entry.COLLECT_FROM, 16 * 3 * 8 * 12)
+    vector = zeros(13 * units)
+    random = MersenneTwister(5)
+    x, y = randn(random, 12, 10), rand(random, 0:units-1, 10)
+    trainer = GC.@preserve vector begin  # it outlives the session
+        s = make_session(described(threads=threads, layers=["id=output op=dense units=$units bias=true"]), vector)
+        @test s > 0 && call_train(s, x, y, collect(0:9), 1, 1, zeros(1)) == 0
+        found = reference_to(s)
+        @test ccall(Entry.free_pointer(), Cint, (Int64,), s) == 0
+        found
+    end
+    return trainer.value === nothing
+end
+
+@testset "what a large session held is given back when it is freed, threads=$threads" for threads in unique((1, Threads.nthreads()))
+    @test is_given_back(threads)
+end
+
 # A layer that the engine does not have: a type, its methods, and a name.
 struct Gain <: NETWORK.Layer
     features::Int

@@ -39,12 +39,13 @@ Versions: TypeAlias = tuple[tuple[Tensor, Version], ...]
 """Tensors that were given to an op, each with the version of its array."""
 
 
-def mutated(versions: Versions, unchanged: set[int]) -> list[Tensor]:
+def mutated(versions: Versions, unchanged: set[Any]) -> list[Tensor]:
     """Return the tensors whose arrays were written to since their versions were taken.
 
     Args:
         versions: of an op.
-        unchanged: ids of the versions that were compared before in the same pass and fitted; it is added to.
+        unchanged: the copies (their ids) and the arrays' checksums that were compared before in the same pass and
+            fitted; it is added to.
     """
     found = []
     for x, version in versions:
@@ -57,23 +58,26 @@ def mutated(versions: Versions, unchanged: set[int]) -> list[Tensor]:
         elif version.__class__ is bytes:
             if data.tobytes() != version:
                 found.append(x)
-        elif id(version) in unchanged:
+        elif (known := id(version) if version.__class__ is Snapshot else (id(data), version)) in unchanged:
             pass
         elif version.fits(data) if version.__class__ is Snapshot else version == _checksum(data):
-            unchanged.add(id(version))
+            unchanged.add(known)
         else:
             found.append(x)
     return found
 
 
 def note_given(inputs: Iterable[Tensor]) -> None:
-    """While ops are collected, keep the versions of the arrays that one of them was given: it reads them later."""
+    """While ops are collected, keep the versions of the arrays that one of them was given: it reads them later.
+
+    A trace, which computes nothing and soon ends, keeps copies: a loop reads the same weights many times.
+    """
     if STATE.given is None:
         return
     for x in inputs:
         if x.op is None and x.data is not None and x.__class__ is not Literal:
             data = x.data
-            STATE.given.append((x, data.tobytes() if data.nbytes <= SMALL else _checksum(data)))
+            STATE.given.append((x, data.tobytes() if data.nbytes <= SMALL else version_of(data, STATE.symbolic)))
 
 
 class collecting_ops(collecting):

@@ -93,7 +93,7 @@ class Optimizer(ABC):
         self._gradient: Vector | None = None
         self._threads = 0
         self._state: dict[str, Vector] = {}
-        self._cut_by: Trials[list[Task]] = Trials([])  # a task for each thread
+        self._cut_by: Trials[list[list[_Block]]] = Trials([])  # the blocks of each thread
 
     # What a subclass gives.
 
@@ -149,7 +149,9 @@ class Optimizer(ABC):
             self._cut(vector, gradient, threads)
         self._clip(gradient)
         self.steps += 1
-        self._cut_by.run(team.run if team is not None else _run_first)
+        # The tasks are made anew at each step: kept, they and this optimizer would hold each other's memory.
+        run = team.run if team is not None else _run_first
+        self._cut_by.run(lambda parts: run([partial(self._update_all, blocks) for blocks in parts]))
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of all that a checkpoint needs besides the parameters and the settings, in the rule's own units."""
@@ -207,16 +209,16 @@ class Optimizer(ABC):
         blocks = BLOCKS if vector.size >= SPLIT_FROM else BLOCKS[:1]
         self._cut_by = Trials(
             [
-                self._tasks(vector, gradient, count, block)
+                self._parts(vector, gradient, count, block)
                 for count in sorted({1, threads})
                 for block in blocks
                 if block == blocks[0] or block < vector.size // count
             ]
         )
 
-    def _tasks(self, vector: Vector, gradient: Vector, threads: int, length: int) -> list[Task]:
-        """One task for each thread: the update of its part, block by block."""
-        tasks: list[Task] = []
+    def _parts(self, vector: Vector, gradient: Vector, threads: int, length: int) -> list[list[_Block]]:
+        """The blocks of the part that each thread updates."""
+        parts: list[list[_Block]] = []
         for mine in stretches(vector.size, threads):
             first, last = mine.start, mine.stop
             decayed, scratch = np.empty((2, min(length, last - first)), vector.dtype)
@@ -226,8 +228,8 @@ class Optimizer(ABC):
                 part, whole = slice(start, stop), slice(stop - start)
                 state = tuple(array[part] for array in self._state.values())
                 blocks.append((vector[part], gradient[part], decayed[whole], scratch[whole], state))
-            tasks.append(partial(self._update_all, blocks))
-        return tasks
+            parts.append(blocks)
+        return parts
 
     def _update_all(self, blocks: list[_Block]) -> None:
         coupled_decay = 0.0 if self.decoupled else self.weight_decay

@@ -81,6 +81,7 @@ class Team:
         finally:
             for _ in range(others):
                 self._done.acquire()
+            self._tasks = ()  # the threads outlive what these hold
         if self._errors:
             error, self._errors = self._errors[0], []
             raise error

@@ -461,3 +461,34 @@ def test_large_arrays_are_watched_too():
 
     with pytest.raises(InPlaceError, match="an array of shape"):
         pe.compile(late)(2.0)
+
+
+@pytest.mark.parametrize("size", [3, 3 * SMALL])
+def test_an_array_that_is_changed_back_while_ops_are_collected_is_found(size):
+    data = np.ones(size)
+
+    def scaled(x):
+        total = np.sum(data * x)
+        data[-1] = 5
+        total = total + np.sum(data * x)
+        data[-1] = 1
+        return total
+
+    with pytest.raises(InPlaceError, match="was written to after an op had read it"):
+        pe.compile(scaled)(2.0)
+
+
+def test_a_trace_of_a_loop_copies_the_weight_that_it_reads_again_and_again_once(monkeypatch):
+    made = []
+    make = mutation.Snapshot.__init__
+    monkeypatch.setattr(mutation.Snapshot, "__init__", lambda self, array: (made.append(array), make(self, array))[1])
+    weight = np.full((64, 64), 0.01)
+    assert weight.nbytes > SMALL
+
+    def repeated(x):
+        for _ in range(10):
+            x = np.tanh(weight @ x)
+        return np.sum(x)
+
+    pe.compile(repeated)(np.ones(64))
+    assert sum(array is weight for array in made) == 1

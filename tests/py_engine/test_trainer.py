@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import tracemalloc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +45,7 @@ from py_engine.network import (
 )
 from py_engine.network import threads as threads_module
 from py_engine.network import trainer as trainer_module
+from py_engine.network.optimizers import SPLIT_FROM as SPLIT_OPTIMIZER_FROM
 from py_engine.network.steps import SPLIT_FROM, make_step
 from py_engine.network.threads import Team
 
@@ -305,6 +308,24 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():
     team.run([lambda: done.append(2), lambda: done.append(3)])
     team.close()
     assert sorted(done) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("split", [False, "auto", True])
+def test_a_closed_trainer_gives_its_memory_back_without_a_collection(batch, split):
+    gc.collect()
+    gc.disable()
+    try:
+        units = SPLIT_OPTIMIZER_FROM // 16  # so many that the optimizer shares the vector out to threads
+        chain = Chain(Reshape(STEPS, FEATURES), GRU(FEATURES, 16), Dense(16, units), Dense(units, CLASSES))
+        trainer = Trainer(chain, optimizer=Adam(), batch_size=20, threads=2, techniques=Techniques(split_batch=split))
+        trainer.train_epoch(*batch)
+        trainer.evaluate(*batch)
+        parts = [weakref.ref(part) for part in (trainer, chain, trainer.optimizer, trainer.tapes[0])]
+        trainer.close()
+        del trainer, chain
+        assert [part() for part in parts] == [None] * len(parts)
+    finally:
+        gc.enable()
 
 
 def test_a_batch_that_is_not_split_is_planned_once(rng, monkeypatch):

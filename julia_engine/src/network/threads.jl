@@ -52,8 +52,11 @@ function threads_to_use(wanted::Int)
     return min(wanted, Threads.nthreads())
 end
 
-"""What each member of a team does, and the errors that ended some; not compiled anew for each `work`."""
-struct Members
+"""
+What each member of a team does, and the errors that ended some; not compiled anew for each `work`. A thread keeps its last
+task, and with it this: so it forgets the work in the end.
+"""
+mutable struct Members
     work::Any
     team::Team
     errors::Vector{Any}
@@ -90,6 +93,7 @@ function together(@nospecialize(work), team::Team)
             k <= team.size && members(k)
         end
     end
+    members.work = nothing
     for error in members.errors
         error === nothing || throw(error)
     end

@@ -180,6 +180,7 @@ def squeeze(a: Operand, axis: int | tuple[int, ...] | None = None) -> Tensor:
     return reshape(x, checked("squeeze", lambda: np.squeeze(_dummy(x.shape), axis).shape, x.shape))
 
 
+@lru_cache(maxsize=1024)
 def _dummy(shape: Shape) -> Array:
     return np.broadcast_to(np.empty((), np.bool_), shape)  # a shape to try numpy's own rules on, without memory
 
@@ -490,7 +491,10 @@ def _infer_assemble(*parts: Tensor, shape: Shape, indices: tuple[Index, ...]) ->
 @lru_cache(maxsize=1024)
 def layers(shape: Shape, indices: tuple[Index, ...]) -> tuple[int, int]:
     """Return how many of the places hold the least and the most often covered element: (1, 1) is a mosaic."""
-    counts = np.zeros(shape, np.uint32)
+    items = [[item for item in index if item is not None] for index in indices]
+    # All along an axis that every place covers from end to end the counts are the same: one element stands for it.
+    alike = [all(of[axis : axis + 1] in ([], [(0, None, 1)]) for of in items) for axis in range(len(shape))]
+    counts = np.zeros([min(n, 1) if same else n for n, same in zip(shape, alike, strict=True)], np.uint32)
     for index in indices:
         counts[as_index(index)] += 1
     return (int(counts.min()), int(counts.max())) if counts.size else (1, 1)

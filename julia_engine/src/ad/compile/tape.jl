@@ -98,7 +98,7 @@ function rewritten(program::Program, techniques::Techniques)
     return program, regions
 end
 
-bytes_of(x::Tensor) = length(x) * sizeof(x.eltype)
+bytes_of(x::Union{Tensor,Memory}) = length(x) * sizeof(x.eltype)
 
 # Labels and indices count from 1: a fresh tape can be run.
 unfilled(@nospecialize(x::Array)) = eltype(x) === Int64 ? ones!(x) : zeroed!(x)
