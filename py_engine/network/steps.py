@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +35,22 @@ from py_engine.network.threads import Team, Trials
 Rows: TypeAlias = NDArray[np.intp]
 
 
+class Threads(NamedTuple):
+    """What threads do in a step: how many BLAS has, and whether a team shares the large products of a whole batch."""
+
+    blas: int
+    share_products: bool = False
+
+
 class Step(Protocol):
     """Computes loss and gradients of batches of one size.
 
     `updates` are pairs of a parameter that is not trained and the new value that the last run found for it.
-    `blas_threads` are the numbers of threads of BLAS that may be the fastest in a run.
+    `threads` is what threads may do in a run; which of it is the fastest may still be open.
     """
 
     updates: list[tuple[Array, Array]]
-    blas_threads: Trials[int]
+    threads: Trials[Threads]
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
@@ -127,6 +134,12 @@ class Shard:
         shard._use(tape, part, gradient)
         return shard
 
+    def sharing(self, team: Team) -> Shard:
+        """Return this shard, in the same memory, with large products shared by a team; see `Tape.sharing`."""
+        shard = copy.copy(self)
+        shard.tape = self.tape.sharing(team.run, team.size)
+        return shard
+
     def _results(self, gradient: FlatVector) -> dict[int, Array]:
         return {k + 1: gradient.arrays[name] for k, name in enumerate(self._dense)}
 
@@ -163,21 +176,20 @@ class Replay:
     Args:
         shards: the parts of the batch.
         meeting: where they meet, if they do.
-        shares: whether the threads that `work_in` gives share the large products of a whole batch.
-        blas_threads: numbers of threads of BLAS that may be the fastest; one where the threads are at other work.
+        threads: what threads may do, the first of it until it is known what is the fastest.
     """
 
     def __init__(
         self,
         shards: list[Shard],
         meeting: Meeting | None = None,
-        shares: bool = False,
-        blas_threads: Sequence[int] = (1,),
+        threads: Sequence[Threads] = (Threads(blas=1),),
     ) -> None:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
-        self.uses_team = len(shards) > 1 or shares
-        self.blas_threads = Trials((1,) if self.uses_team else blas_threads)
+        self.uses_team = len(shards) > 1 or any(way.share_products for way in threads)
+        self.threads = Trials(threads)
+        self._alone, self._sharing = shards[0], shards[0]
         self._meeting = meeting
         self._team: Team | None = None
         first, *others = shards
@@ -198,13 +210,19 @@ class Replay:
 
     def work_in(self, team: Team) -> None:
         """Run in this team's threads from now on: a shard in each, or parts of the large products of a whole batch."""
-        tape = self.shards[0].tape
         if len(self.shards) == 1:
-            tape.share_products(team.run, team.size)
+            self._sharing = self._alone.sharing(team)
+            self.use(self.threads.ways[0])
         self._team = team
+        tape = self.shards[0].tape
         # Products that are computed at the same time have a buffer of BLAS each: have all of them in memory.
         for dtype in dtypes_of_products(tape.program.equations):
             team.run([partial(touch_buffers, dtype)] * team.size)
+
+    def use(self, threads: Threads) -> None:
+        """Share the large products of a whole batch from now on, or not."""
+        if len(self.shards) == 1:
+            self.shards = [self._sharing if threads.share_products else self._alone]
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Gather, compute, reduce."""
@@ -259,7 +277,7 @@ class Eager:
     """Build the graph, differentiate and forget it at every step, as an engine without replay does."""
 
     def __init__(self, chain: Chain, loss: Loss, gradient: FlatVector, threads: int) -> None:
-        self.blas_threads = Trials([threads])
+        self.threads = Trials([Threads(blas=threads)])
         self._chain = chain
         self._loss = loss
         self._gradient = gradient
@@ -286,7 +304,7 @@ class SampleBySample:
     """One pass for each sample of the batch, the gradients accumulated, as without vectorisation."""
 
     def __init__(self, shard: Shard, total: FlatVector, threads: int) -> None:
-        self.blas_threads = Trials([threads])
+        self.threads = Trials([Threads(blas=threads)])
         self._shard = shard
         self._total = total
         self.updates: list[tuple[Array, Array]] = []
@@ -347,8 +365,9 @@ def make_step(
             return split
     shard = Shard(whole, slice(0, samples), gradient, techniques)
     shares = threads > 1 and bool(techniques.split_batch) and bool(shard.tape.large_products())
-    tried = (threads, 1) if threads > 1 and techniques.split_batch == "auto" else (threads,)
-    return Replay([shard], shares=shares, blas_threads=tried)
+    best = Threads(blas=1, share_products=True) if shares else Threads(blas=threads)
+    least = Threads(blas=1)
+    return Replay([shard], threads=[best, least] if best != least and techniques.split_batch == "auto" else [best])
 
 
 def _traced(

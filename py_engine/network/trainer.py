@@ -6,8 +6,8 @@ and the optimizer runs over that vector: a step allocates no arrays.
 More than one thread is used in one of two forms, which `Techniques.split_batch` chooses. Either BLAS spreads
 each matrix product over all threads, or the batch is split into shards, one per thread, each with separate buffers and
 gradient vector and BLAS at one thread, summed at the end. `splitting_pays` says which takes less time, by
-shapes alone, since the sum is rounded in another way. How many threads BLAS has in a batch that stays whole is measured
-in the first steps: threads that wait for each other in short products may take longer than one.
+shapes alone, since the sum is rounded in another way. Whether all threads or one compute the products of a batch that
+stays whole is measured in the first steps: threads that wait for each other in short products may take longer than one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 from zlib import crc32
@@ -28,6 +29,7 @@ from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
 from py_engine.ad.compile.tape import Tape
+from py_engine.ad.memory import stretches
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.indexing import check_ids
 from py_engine.ad.program import trace
@@ -41,14 +43,14 @@ from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
-from py_engine.network.steps import Replay, Rows, Step, make_step
+from py_engine.network.steps import Replay, Rows, Step, Threads, make_step
 from py_engine.network.threads import Team
 
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
 
-LONG_STEP = 0.05
-"""Seconds of a step from which on one thread of BLAS is not tried beside all."""
+LONG_STEP = 0.1
+"""Seconds of a step from which on one thread is not tried beside all."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ class Trainer:
                 reached(start)
                 batch = rows[start : start + self._batch]
                 step = steps[len(batch)]
-                tries = step is whole and count > 1 and not step.blas_threads.decided
+                tries = step is whole and not step.threads.decided and step.threads.ways[0].blas == count
                 loss = found[number] = self._try(step, x, y, batch) if tries else step.run(x, y, batch)
                 if self.parallel is not None and weights is not None:
                     self.parallel.exchange(self._gradient.vector, weights[number], loss)
@@ -231,10 +233,10 @@ class Trainer:
             return ""
         if len(step.shards) > 1:
             return f"split over {len(step.shards)} threads"
-        if step.uses_team:
+        use = step.threads.ways[0]
+        if use.share_products:
             return f"products shared by {self.threads} threads"
-        count = step.blas_threads.ways[0]
-        return f"{count} threads in BLAS" if count > 1 else "one thread"
+        return f"{use.blas} threads in BLAS" if use.blas > 1 else "one thread"
 
     # Checkpoints ------------------------------------------------------------------------------------------
 
@@ -357,10 +359,9 @@ class Trainer:
 
     def _check(self, step: Step, loss: float, number: int) -> None:
         """Raise if the loss or the gradient is not finite, before they reach the parameters."""
-        gradient = self._gradient.vector
-        if math.isfinite(loss) and math.isfinite(gradient.dot(gradient)):
+        if math.isfinite(loss) and math.isfinite(self._sum_of_squares(step)):
             return
-        if math.isfinite(loss) and np.isfinite(gradient).all():
+        if math.isfinite(loss) and np.isfinite(self._gradient.vector).all():
             return  # only the squares in the line above are not
         elsewhere = "it arose where parts of the batch are added up"
         if self.parallel is not None:
@@ -370,6 +371,20 @@ class Trainer:
             f"step {number} of the epoch: {what}: {step.diagnose() or elsewhere}. The parameters are those before this "
             "step; lower the learning rate or look at this batch"
         )
+
+    def _sum_of_squares(self, step: Step) -> float:
+        """Return that of the gradient; a long one's parts are summed by the threads that the step has left it in."""
+        vector = self._gradient.vector
+        if vector.size < SPLIT_FROM or not (isinstance(step, Replay) and step.uses_team):
+            return float(vector.dot(vector))
+        found: list[float] = []
+
+        def add(part: slice) -> None:
+            found.append(float(vector[part].dot(vector[part])))
+
+        team = self._all_threads()
+        team.run([partial(add, part) for part in stretches(vector.size, team.size)])
+        return sum(found)
 
     def _step(self, samples: int, x: Array, y: Array) -> Step:
         """Return the step for batches of this many samples, planned when it is first needed."""
@@ -387,31 +402,31 @@ class Trainer:
 
     def _blas_threads_of(self, *steps: Step) -> int:
         """Return how many threads BLAS has in these steps: one where any of them leaves the threads to others."""
-        return min(step.blas_threads.ways[0] for step in steps)
+        return min(step.threads.ways[0].blas for step in steps)
 
     def _try(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
-        """Run a step with one of the numbers of threads of BLAS that may be the fastest, and keep the time."""
-        if step.blas_threads.untried:
+        """Run a step in one of the ways to use threads that may be the fastest, and keep the time."""
+        if step.threads.untried:
             self._keep_what_computes_the_same(step, x, y, rows)
 
-        def run(count: int) -> float:
-            self._limit_blas(count)
+        def run(threads: Threads) -> float:
+            self._use(step, threads)
             return step.run(x, y, rows)
 
-        loss: float = step.blas_threads.run(run)
-        self._limit_blas(step.blas_threads.ways[0])
+        loss: float = step.threads.run(run)
+        self._use(step, step.threads.ways[0])
         return loss
 
     def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> None:
-        """Try no number of threads of BLAS with which a step is rounded in another way, nor any where a step is long.
+        """Try no way to use threads in which a step is rounded in another way, nor any where a step is long.
 
         What is trained does not depend on what a clock says, then. Products of some lengths are rounded in another way
         when threads share them; in a long step they are so large that threads are worth it.
         """
-        threads, streams = step.blas_threads, {name: layer.state() for name, layer in self._dropouts().items()}
+        threads, streams = step.threads, {name: layer.state() for name, layer in self._dropouts().items()}
         made: list[tuple[float, int]] = []
-        for count in threads.ways:
-            self._limit_blas(count)
+        for way in threads.ways:
+            self._use(step, way)
             start = perf_counter()
             loss = step.run(x, y, rows)
             seconds = perf_counter() - start
@@ -423,9 +438,11 @@ class Trainer:
         if made != made[:1] * len(threads.ways):
             threads.keep(threads.ways[0])
 
-    def _limit_blas(self, count: int) -> None:
-        """Give BLAS so many threads until the surrounding `_blas_threads` ends."""
-        self._blas.limit(limits=count, user_api="blas")
+    def _use(self, step: Step, threads: Threads) -> None:
+        """Have threads do this in a step from now on, BLAS's until the surrounding `_blas_threads` ends."""
+        self._blas.limit(limits=threads.blas, user_api="blas")
+        if isinstance(step, Replay):
+            step.use(threads)
 
     def _all_threads(self) -> Team:
         """Return the trainer's threads, started when they are first needed."""

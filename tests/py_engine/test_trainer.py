@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from py_engine.ad.compile import products
 from py_engine.ad.compile.tape import Tape
 from py_engine.ad.techniques import Techniques
 from py_engine.errors import (
@@ -236,13 +237,14 @@ def dropping_chain():
     return Chain(Dense(STEPS * FEATURES, 32, "tanh"), Dropout(0.5, seed=1), Dense(32, CLASSES), seed=0)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"), [((1, 2), "2 threads in BLAS"), ((2, 1), "one thread")], ids=["all are faster", "one is"]
-)
-def test_how_many_threads_blas_has_in_a_whole_batch_is_measured_and_changes_nothing(
-    batch, monkeypatch, seconds, expected
+@pytest.mark.parametrize("all_threads", ["2 threads in BLAS", "products shared by 2 threads"])
+@pytest.mark.parametrize("seconds", [(1, 2), (2, 1)], ids=["all are faster", "one is"])
+def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_changes_nothing(
+    batch, monkeypatch, seconds, all_threads
 ):
     x, y = batch
+    if "shared" in all_threads:
+        monkeypatch.setattr(products, "SHARED_FLOPS", 1)
     losses, parameters = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
     times = list(np.repeat(np.cumsum((0, *seconds * 3)), 2)[1:-1])  # each trial begins when the last one ends
     monkeypatch.setattr(threads_module, "perf_counter", lambda: times.pop(0))
@@ -253,14 +255,19 @@ def test_how_many_threads_blas_has_in_a_whole_batch_is_measured_and_changes_noth
     found += [trainer.train_epoch(x, y) for _ in range(2)]
     assert not times
     trainer.loss_and_gradients(x[:20], y[:20])
-    assert trainer.threads_in_step() == expected
+    assert trainer.threads_in_step() == (all_threads if seconds == (1, 2) else "one thread")
     np.testing.assert_array_equal(np.concatenate(found), losses)
     for name, array in chain.parameters.as_dict().items():
         np.testing.assert_array_equal(array, parameters[name])
 
 
+@pytest.mark.parametrize("all_threads", ["2 threads in BLAS", "products shared by 2 threads"])
 @pytest.mark.parametrize("why", ["another rounding", "a long step"])
-def test_one_thread_of_blas_is_not_tried_where_it_would_round_in_another_way_or_a_step_is_long(batch, monkeypatch, why):
+def test_one_thread_is_not_tried_where_it_would_round_in_another_way_or_a_step_is_long(
+    batch, monkeypatch, why, all_threads
+):
+    if "shared" in all_threads:
+        monkeypatch.setattr(products, "SHARED_FLOPS", 1)
     if why == "another rounding":
         digests = itertools.count()
         monkeypatch.setattr(trainer_module, "crc32", lambda data: next(digests))
@@ -270,7 +277,7 @@ def test_one_thread_of_blas_is_not_tried_where_it_would_round_in_another_way_or_
     trainer = Trainer(recurrent_chain(), batch_size=20, threads=2, optimizer=SGD(0.1))
     trainer.train_epoch(*batch)
     trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
-    assert trainer.threads_in_step() == "2 threads in BLAS"
+    assert trainer.threads_in_step() == all_threads
 
 
 @pytest.mark.parametrize(
@@ -308,6 +315,41 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():
     team.run([lambda: done.append(2), lambda: done.append(3)])
     team.close()
     assert sorted(done) == [1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in dot")
+@pytest.mark.parametrize(("value", "ends"), [(np.nan, True), (np.inf, True), (1e30, False)])
+@pytest.mark.parametrize("place", [0, -1])
+def test_threads_that_check_a_gradient_find_what_is_not_finite_anywhere(batch, monkeypatch, place, value, ends):
+    monkeypatch.setattr(products, "SHARED_FLOPS", 1)
+    monkeypatch.setattr(trainer_module, "SPLIT_FROM", 32)
+    chain = recurrent_chain()
+    trainer = Trainer(chain, optimizer=SGD(0.0), batch_size=20, threads=2, techniques=Techniques(split_batch=True))
+    monkeypatch.setattr(
+        trainer_module, "make_step", lambda *arguments: write_after(make_step(*arguments), place, value)
+    )
+    x, y = batch[0][:20], batch[1][:20]
+    before = chain.parameters.vector.copy()
+    if ends:
+        with pytest.raises(NonFiniteError, match="step 1 of the epoch: the gradient is not finite"):
+            trainer.train_epoch(x, y)
+    else:
+        trainer.train_epoch(x, y)  # only squares are infinite
+    np.testing.assert_array_equal(chain.parameters.vector, before)
+    trainer.close()
+
+
+def write_after(step, place, value):
+    """A step that leaves a value in the vector of its gradient."""
+    run = step.run
+
+    def written(*arguments):
+        loss = run(*arguments)
+        step.shards[0].gradient.vector[place] = value
+        return loss
+
+    step.run = written
+    return step
 
 
 @pytest.mark.parametrize("split", [False, "auto", True])

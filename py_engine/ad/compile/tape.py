@@ -252,13 +252,19 @@ class Tape:
         most = 4 * sum(products[k].equation.flops for k in large) >= 3 * flops
         return large if most and self.techniques.preallocate else set()
 
-    def share_products(self, run: Callable[[Sequence[Call]], None], threads: int) -> None:
-        """Have `run` do parts of each of the `large_products`, one in each of so many threads."""
+    def sharing(self, run: Callable[[Sequence[Call]], None], threads: int) -> Tape:
+        """Return this tape with `run` doing parts of each of the `large_products`, one in each of so many threads.
+
+        Both compute in the same memory: only one of them may run at a time.
+        """
+        tape = copy.copy(self)
+        tape.instructions = list(self.instructions)
         for k in self.large_products():
             step = self.instructions[k]
             product, *rest = step.calls
-            self.instructions[k] = replace(step, calls=(shared(product, run, threads), *rest))
-        self._calls = [call for step in self.instructions for call in step.calls]
+            tape.instructions[k] = replace(step, calls=(shared(product, run, threads), *rest))
+        tape._calls = [call for step in tape.instructions for call in step.calls]
+        return tape
 
     def poison(self, byte: int) -> None:
         """Fill all memory that a run must not rely on with one byte; for tests."""
