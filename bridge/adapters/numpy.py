@@ -47,8 +47,7 @@ class NumpySession:
         check_known(spec, optimizer.name, "numpy", network.LAYERS, network.OPTIMIZERS)
         weights.check(params, spec, dtype)
         self._check = DataCheck(spec, dtype)
-        chain = build_chain(spec, dtype)
-        chain.parameters.load(params)
+        chain = build_chain(spec, dtype, params)
         rule = network.OPTIMIZERS[optimizer.name](**optimizer.settings())
         switches = _techniques(techniques or {})
         self.trainer = Trainer(
@@ -113,12 +112,13 @@ class NumpySession:
         self.trainer.close()
 
 
-def build_chain(spec: ModelSpec, dtype: DTypeLike) -> Chain:
-    """The network of a spec, with initial values of the engine's own."""
+def build_chain(spec: ModelSpec, dtype: DTypeLike, values: Mapping[str, Array] | None = None) -> Chain:
+    """The network of a spec with these values of its parameters; without, with initial values of the engine's own."""
     layers = (_build_layer(layer, shape.input) for layer, shape in zip(spec.layers, spec.shapes(), strict=True))
     if spec.is_chain:
-        return Chain(*layers, dtype=dtype)
-    return Graph(*layers, inputs={layer.id: layer.inputs for layer in spec.layers if layer.inputs}, dtype=dtype)
+        return Chain(*layers, dtype=dtype, values=values)
+    inputs = {layer.id: layer.inputs for layer in spec.layers if layer.inputs}
+    return Graph(*layers, inputs=inputs, dtype=dtype, values=values)
 
 
 def _build_layer(layer: Layer, input: Shape) -> network.Layer:

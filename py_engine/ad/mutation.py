@@ -32,6 +32,10 @@ COPIED = 1 << 27
 
 Loops and checkpoints, which are there to save memory, keep checksums of all."""
 
+COPIED_BY_TRACES = 1 << 24
+"""Bytes: of larger arrays a trace keeps checksums. Memory for a copy takes as long as four of them, and larger weights
+are seldom those of loops."""
+
 Version: TypeAlias = "bytes | Snapshot | int"
 """The bytes of an array, a copy of it, or its checksum."""
 
@@ -60,7 +64,7 @@ def mutated(versions: Versions, unchanged: set[Any]) -> list[Tensor]:
                 found.append(x)
         elif (known := id(version) if version.__class__ is Snapshot else (id(data), version)) in unchanged:
             pass
-        elif version.fits(data) if version.__class__ is Snapshot else version == _checksum(data):
+        elif version.fits(data) if version.__class__ is Snapshot else version == checksum(data):
             unchanged.add(known)
         else:
             found.append(x)
@@ -70,14 +74,15 @@ def mutated(versions: Versions, unchanged: set[Any]) -> list[Tensor]:
 def note_given(inputs: Iterable[Tensor]) -> None:
     """While ops are collected, keep the versions of the arrays that one of them was given: it reads them later.
 
-    A trace, which computes nothing and soon ends, keeps copies: a loop reads the same weights many times.
+    A trace, which computes nothing and soon ends, keeps copies of weights that a loop may read many times.
     """
     if STATE.given is None:
         return
     for x in inputs:
         if x.op is None and x.data is not None and x.__class__ is not Literal:
             data = x.data
-            STATE.given.append((x, data.tobytes() if data.nbytes <= SMALL else version_of(data, STATE.symbolic)))
+            copied = STATE.symbolic and data.nbytes <= COPIED_BY_TRACES
+            STATE.given.append((x, data.tobytes() if data.nbytes <= SMALL else version_of(data, copied)))
 
 
 class collecting_ops(collecting):
@@ -143,7 +148,7 @@ _KNOWN: WeakValueDictionary[int, Snapshot] = WeakValueDictionary()
 def version_of(data: Array, copied: bool = True) -> Version:
     """Return the version of an array: a copy, which is shared as long as it fits, or a checksum."""
     if not copied or _whole(data).nbytes > COPIED:
-        return _checksum(data)
+        return checksum(data)
     known = _KNOWN.get(id(data))
     if known is None or known.array is not data or not known.fits(data):
         known = _KNOWN[id(data)] = Snapshot(data)
@@ -228,7 +233,7 @@ WORDS = 1 << 14
 _WEIGHTS = np.random.default_rng(0x5EED).integers(0, 1 << 64, WORDS, np.uint64) | np.uint64(1)
 
 
-def _checksum(data: Array) -> int:
+def checksum(data: Array) -> int:
     """Return a sum of all words with odd weights, modulo 2^64, which depends on what is where.
 
     One changed word always changes it; several do with a probability of all but 2^-29 or less. Each word's upper half

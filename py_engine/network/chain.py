@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from py_engine.ad.op import as_tensor
 from py_engine.ad.state import restoring, scope
 from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.embedding import Embedding
-from py_engine.network.initialisers import ParameterSpec, initialise_all
+from py_engine.network.initialisers import ParameterSpec, initialise, stream
 from py_engine.network.layers import Layer
 from py_engine.network.parameters import Parameters
 
@@ -29,20 +29,27 @@ class Chain:
 
     Each layer has an id: its own `name`, or that of its class in lower case, numbered when taken (`dense`,
     `dense2`). A layer keeps its id as long as it is in the chain. Parameters are called ``<id>.<name>``;
-    their initial values come from `seed` and that name alone, so adding or removing a layer changes no other.
+    their initial values come from `seed` and that name alone, so adding or removing a layer changes no other. With
+    `values`, all of them by name, nothing is drawn.
 
     Editing makes a new `parameters` object, into which the values of the layers that stay are copied; the old
     one is no longer used. What was built from it (a trainer, a bound optimizer) has to be built again.
     """
 
-    def __init__(self, *layers: Layer, seed: int = 0, dtype: DTypeLike = np.float32) -> None:
+    def __init__(
+        self,
+        *layers: Layer,
+        seed: int = 0,
+        dtype: DTypeLike = np.float32,
+        values: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
         self.seed = seed
         self.layers: dict[str, Layer] = {}
         self.parameters = Parameters({}, dtype)
         added: dict[str, Layer] = {}
         for layer in layers:
             added[_new_id(layer, added)] = layer
-        self._become(added)
+        self._become(added, values)
 
     # What it computes -------------------------------------------------------------------------------------
 
@@ -166,17 +173,21 @@ class Chain:
             return ids[layer]
         raise ConfigurationError(f"no layer {layer!r} in this chain of {len(ids)}: {', '.join(ids) or 'empty'}")
 
-    def _become(self, layers: dict[str, Layer]) -> None:
+    def _become(self, layers: dict[str, Layer], values: Mapping[str, ArrayLike] | None = None) -> None:
         """Take over `layers` with new parameters: old values where the name stays, initial ones elsewhere."""
         specs: dict[str, ParameterSpec] = {
             f"{name}.{local}": spec for name, layer in layers.items() for local, spec in layer.parameters().items()
         }
         kept = self.parameters.arrays
-        dtype = self.parameters.dtype
-        new = initialise_all({n: spec for n, spec in specs.items() if n not in kept}, self.seed, dtype)
         frozen = {name for name, spec in specs.items() if not spec.trainable}
+        dtype = self.parameters.dtype
         parameters = Parameters({name: spec.shape for name, spec in specs.items()}, dtype, frozen)
-        parameters.load({name: new[name] if name in new else kept[name] for name in specs})
+        if values is not None:
+            parameters.load(values)
+        else:
+            for name, spec in specs.items():
+                drawn = kept[name] if name in kept else initialise(spec, stream(self.seed, name), dtype)
+                parameters.arrays[name][...] = drawn
         self.layers, self.parameters = layers, parameters
 
 

@@ -8,7 +8,7 @@ from operator import add
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from py_engine.ad import ops
 from py_engine.ad.tensor import Tensor
@@ -87,9 +87,10 @@ class Graph(Chain):
         inputs: Mapping[str, Sequence[str]],
         seed: int = 0,
         dtype: DTypeLike = np.float32,
+        values: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         self.inputs = {name: tuple(read) for name, read in inputs.items()}
-        super().__init__(*layers, seed=seed, dtype=dtype)
+        super().__init__(*layers, seed=seed, dtype=dtype, values=values)
 
     @property
     def takes_ids(self) -> str | None:
@@ -118,7 +119,7 @@ class Graph(Chain):
             x = values[name] = step(name, layer, [values[other] for other in read])
         return x
 
-    def _become(self, layers: dict[str, Layer]) -> None:
+    def _become(self, layers: dict[str, Layer], values: Mapping[str, ArrayLike] | None = None) -> None:
         if getattr(self, "layers", None):
             raise ConfigurationError("the layers of a graph stay what they are; make a new Graph")
         known = [INPUT]
@@ -132,7 +133,7 @@ class Graph(Chain):
                         f"inputs of layer {name!r}: {other!r} is none of what is before it: {', '.join(known)}"
                     )
             known.append(name)
-        super()._become(layers)
+        super()._become(layers, values)
 
     def __repr__(self) -> str:
         reads = ", ".join(f"{name} reads {' and '.join(read)}" for name, read in self.inputs.items() if read)

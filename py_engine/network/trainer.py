@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +29,7 @@ from threadpoolctl import ThreadpoolController
 from py_engine.ad import ops
 from py_engine.ad.compile.tape import Tape
 from py_engine.ad.memory import stretches
+from py_engine.ad.mutation import checksum
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.indexing import check_ids
 from py_engine.ad.program import trace
@@ -430,7 +430,7 @@ class Trainer:
             start = perf_counter()
             loss = step.run(x, y, rows)
             seconds = perf_counter() - start
-            made.append((loss, crc32(self._gradient.vector.data)))
+            made.append((loss, checksum(self._gradient.vector)))
             for name, layer in self._dropouts().items():
                 layer.load_state(streams[name])
             if seconds > LONG_STEP:

@@ -7,8 +7,10 @@ import pytest
 
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ParameterError, ShapeError
+from py_engine.network import chain as chain_module
 from py_engine.network.chain import Chain
 from py_engine.network.embedding import Embedding, PermuteDims
+from py_engine.network.graph import Graph
 from py_engine.network.initialisers import initialise_all
 from py_engine.network.layers import RNN, Activation, Dense, Dropout, Flatten, Layer, Reshape
 from py_engine.network.normalisation import BatchNorm
@@ -109,6 +111,20 @@ def test_initial_values_come_from_the_seed_and_the_names():
     same, other = mnist_rnn(seed=5), mnist_rnn(seed=6)
     np.testing.assert_array_equal(same.parameters.vector, chain.parameters.vector)
     assert not np.array_equal(other.parameters.vector, chain.parameters.vector)
+
+
+def test_given_values_are_taken_and_nothing_is_drawn(monkeypatch):
+    values = mnist_rnn(seed=5).parameters.as_dict()
+    monkeypatch.setattr(chain_module, "initialise", lambda *_: pytest.fail("drawn"))
+    chain = mnist_rnn(values=values)
+    for name, array in values.items():
+        np.testing.assert_array_equal(chain.parameters.arrays[name], array)
+    assert chain.parameters.arrays["output.weight"] is not values["output.weight"]
+    graph = Graph(*chain, inputs={}, values=values)
+    np.testing.assert_array_equal(graph.parameters.vector, chain.parameters.vector)
+    del values["output.weight"]
+    with pytest.raises(ParameterError, match=r"missing: output\.weight"):
+        mnist_rnn(values=values)
 
 
 def test_dtype():

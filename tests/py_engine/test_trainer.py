@@ -270,7 +270,7 @@ def test_one_thread_is_not_tried_where_it_would_round_in_another_way_or_a_step_i
         monkeypatch.setattr(products, "SHARED_FLOPS", 1)
     if why == "another rounding":
         digests = itertools.count()
-        monkeypatch.setattr(trainer_module, "crc32", lambda data: next(digests))
+        monkeypatch.setattr(trainer_module, "checksum", lambda array: next(digests))
     else:
         monkeypatch.setattr(trainer_module, "LONG_STEP", 0)
     monkeypatch.setattr(threads_module, "perf_counter", lambda: pytest.fail("there is nothing to be timed"))
