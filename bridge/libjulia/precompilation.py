@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -27,7 +28,8 @@ def compile_engine(julia: Julia) -> None:
     """
     command = [julia.executable, "--startup-file=no", f"--project={ENGINE}", "-e", "import TwinGrad"]
     nowhere = subprocess.DEVNULL
-    environment = julia.environment(1)
+    # Julia itself would take half of the processors to write machine code.
+    environment = {"JULIA_IMAGE_THREADS": str(os.cpu_count() or 1)} | julia.environment(1)
     with subprocess.Popen(command, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere) as process:
         try:
             _wait(process)

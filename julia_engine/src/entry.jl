@@ -371,10 +371,17 @@ end
 const COLLECT_FROM = 2^25
 
 """About how many bytes a session holds beside the parameters."""
-held_bytes(t::Trainer) = 3 * sizeof(t.gradient) +
-    sum(Int[sizeof(s.gradient) + AD.bytes_of(s.tape.arena) for plan in values(t.plans) for s in plan])
+function held_bytes(t::Trainer)
+    shards = NETWORK.Shard[s for plan in values(t.plans) for s in plan]
+    t.single === nothing || push!(shards, t.single)
+    tapes = AD.Tape[AD.Tape[s.tape for s in shards]; collect(AD.Tape, values(t.forwards))]
+    return sum(Int[3 * sizeof(t.gradient); Int[sizeof(s.gradient) for s in shards]; Int[AD.bytes_of(x.arena) for x in tapes]])
+end
 
-"""Forget a session; how many bytes it held. Apart from what then collects: a frame would hold the session still."""
+"""
+Forget a session, and return how many bytes it held. Not done where memory is collected then: the caller's frame would still
+hold the session.
+"""
 @noinline function forget!(number::Int64)
     bytes = held_bytes(session(number))
     delete!(SESSIONS, number)

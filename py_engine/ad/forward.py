@@ -33,7 +33,7 @@ def push_forward(outputs: Sequence[Tensor], tangents: Mapping[Tensor, Tensor], l
     """
     order = topological_sort(outputs, level=level)
     uses = _uses(order, outputs)
-    unchanged: set[int] = set()
+    unchanged: set[object] = set()
     several: set[int] = set()  # nodes with several results that were pushed through
     found: dict[int, Tensor] = {id(x): t for x, t in tangents.items()}
     for node in order:
@@ -43,10 +43,13 @@ def push_forward(outputs: Sequence[Tensor], tangents: Mapping[Tensor, Tensor], l
         if node.__class__ is Result:
             if id(node.node) not in several:
                 several.add(id(node.node))
+                unchanged.clear()  # its rule may write
                 _push_several(node.node, given, found)
         elif node not in tangents and any(t is not None for t in given):
             if node.versions is not None and (changed := mutated(node.versions, unchanged)):
                 raise mutation_error(node, changed[0])
+            if node.op.opaque:
+                unchanged.clear()  # its rule may write
             with entering(scope=node.scope):
                 tangent = _push(node, given)
             if tangent is not None:

@@ -13,6 +13,7 @@ matrix product or a convolution, and about as much as the op itself where an ele
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -32,9 +33,9 @@ COPIED = 1 << 27
 
 Loops and checkpoints, which are there to save memory, keep checksums of all."""
 
-COPIED_BY_TRACES = 1 << 24
-"""Bytes: of larger arrays a trace keeps checksums. Memory for a copy takes as long as four of them, and larger weights
-are seldom those of loops."""
+READS_OF_A_LOOP = 3
+"""Reads of an array by one trace from which on it is copied, as it is probably a loop's weight: to compare it with a
+copy takes less time than a checksum, but fresh memory for the copy takes as long as four checksums."""
 
 Version: TypeAlias = "bytes | Snapshot | int"
 """The bytes of an array, a copy of it, or its checksum."""
@@ -43,13 +44,13 @@ Versions: TypeAlias = tuple[tuple[Tensor, Version], ...]
 """Tensors that were given to an op, each with the version of its array."""
 
 
-def mutated(versions: Versions, unchanged: set[Any]) -> list[Tensor]:
+def mutated(versions: Versions, unchanged: set[object]) -> list[Tensor]:
     """Return the tensors whose arrays were written to since their versions were taken.
 
     Args:
         versions: of an op.
-        unchanged: the copies (their ids) and the arrays' checksums that were compared before in the same pass and
-            fitted; it is added to.
+        unchanged: ids of copies, and pairs of an array's id and its checksum, that were compared before in the same
+            pass and fitted; it is added to.
     """
     found = []
     for x, version in versions:
@@ -74,15 +75,31 @@ def mutated(versions: Versions, unchanged: set[Any]) -> list[Tensor]:
 def note_given(inputs: Iterable[Tensor]) -> None:
     """While ops are collected, keep the versions of the arrays that one of them was given: it reads them later.
 
-    A trace, which computes nothing and soon ends, keeps copies of weights that a loop may read many times.
+    A trace, which computes nothing and soon ends, keeps a copy of an array that it reads again and again.
     """
     if STATE.given is None:
         return
     for x in inputs:
         if x.op is None and x.data is not None and x.__class__ is not Literal:
-            data = x.data
-            copied = STATE.symbolic and data.nbytes <= COPIED_BY_TRACES
-            STATE.given.append((x, data.tobytes() if data.nbytes <= SMALL else version_of(data, copied)))
+            STATE.given.note(x, x.data)
+
+
+class Given:
+    """The arrays that collected ops were given, in order, each with its version when it was read."""
+
+    __slots__ = ("_reads", "versions")
+
+    def __init__(self) -> None:
+        self.versions: list[tuple[Tensor, Version]] = []  # the tensors keep the arrays, and so their ids
+        self._reads: Counter[int] = Counter()
+
+    def note(self, x: Tensor, data: Array) -> None:
+        """Note that an op reads the array of a tensor now."""
+        if data.nbytes <= SMALL:
+            self.versions.append((x, data.tobytes()))
+            return
+        reads = self._reads[id(data)] = self._reads[id(data)] + 1
+        self.versions.append((x, version_of(data, copied=STATE.symbolic and reads >= READS_OF_A_LOOP)))
 
 
 class collecting_ops(collecting):
@@ -95,11 +112,11 @@ class collecting_ops(collecting):
     __slots__ = ()
 
     def __init__(self, **fields: Any) -> None:
-        super().__init__("trace", given=[], **fields)
+        super().__init__("trace", given=Given(), **fields)
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        given = self.fields["given"]
+        given: list[tuple[Tensor, Version]] = self.fields["given"].versions
         if error[0] is not None or not given:
             return
         changed = mutated(tuple(given), set())
@@ -110,7 +127,7 @@ class collecting_ops(collecting):
                 "loop"
             )
         if STATE.given is not None:  # the block around it keeps what was collected here
-            STATE.given.extend(given)
+            STATE.given.versions.extend(given)
 
 
 # Copies ---------------------------------------------------------------------------------------------------

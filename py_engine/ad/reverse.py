@@ -81,7 +81,7 @@ def gradients(
         if id(output) in depends:
             pending.setdefault(first.get(id(output), id(output)), []).append((seeds[i], None))
     result: dict[int, Tensor] = {}
-    unchanged: set[int] = set()
+    unchanged: set[object] = set()
     outer = scope = STATE.scope
     try:
         for node in reversed(order):

@@ -18,7 +18,7 @@ class _State(threading.local):
         self.symbolic = False  # ops made now have a shape and a dtype, and no values
         self.grad_enabled = True  # ops made now can be differentiated
         self.differentiating = False  # inside a function that grad() was given
-        self.given: list[Any] | None = None  # while ops are collected: the arrays they read, with their versions
+        self.given: Any = None  # while ops are collected: the arrays they read, see Given
         self.watched: list[Any] | None = None  # while a function is traced: what it took the values of, see Watch
         self.techniques: Any = None  # of the function or tape that is traced, bound or run: tapes inside have the same
         self.updates: list[Any] | None = None  # in a training step: new values of what is not trained

@@ -29,8 +29,8 @@ class Chain:
 
     Each layer has an id: its own `name`, or that of its class in lower case, numbered when taken (`dense`,
     `dense2`). A layer keeps its id as long as it is in the chain. Parameters are called ``<id>.<name>``;
-    their initial values come from `seed` and that name alone, so adding or removing a layer changes no other. With
-    `values`, all of them by name, nothing is drawn.
+    their initial values come from `seed` and that name alone, so adding or removing a layer changes no other. If
+    `values` gives all of them by name, none is drawn.
 
     Editing makes a new `parameters` object, into which the values of the layers that stay are copied; the old
     one is no longer used. What was built from it (a trainer, a bound optimizer) has to be built again.
@@ -174,7 +174,10 @@ class Chain:
         raise ConfigurationError(f"no layer {layer!r} in this chain of {len(ids)}: {', '.join(ids) or 'empty'}")
 
     def _become(self, layers: dict[str, Layer], values: Mapping[str, ArrayLike] | None = None) -> None:
-        """Take over `layers` with new parameters: old values where the name stays, initial ones elsewhere."""
+        """Take over `layers` with new parameters.
+
+        Their values are `values`, or else the old ones where the name stays and initial ones elsewhere.
+        """
         specs: dict[str, ParameterSpec] = {
             f"{name}.{local}": spec for name, layer in layers.items() for local, spec in layer.parameters().items()
         }
@@ -186,8 +189,7 @@ class Chain:
             parameters.load(values)
         else:
             for name, spec in specs.items():
-                drawn = kept[name] if name in kept else initialise(spec, stream(self.seed, name), dtype)
-                parameters.arrays[name][...] = drawn
+                parameters.put(name, kept[name] if name in kept else initialise(spec, stream(self.seed, name), dtype))
         self.layers, self.parameters = layers, parameters
 
 

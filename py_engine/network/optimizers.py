@@ -54,6 +54,9 @@ FLUSHED = 64
 LEAST_EPS_TO_FLUSH = 1e-20
 """With a smaller epsilon such small numbers may count."""
 
+NORM_PIECE = 8192
+"""Elements whose squares BLAS adds up at once for a norm: it shares longer vectors out, and rounds by its threads."""
+
 _Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
 """Parameters, gradient, decayed gradient, scratch, state."""
 
@@ -149,7 +152,7 @@ class Optimizer(ABC):
             self._cut(vector, gradient, threads)
         self._clip(gradient)
         self.steps += 1
-        # The tasks are made anew at each step: kept, they and this optimizer would hold each other's memory.
+        # The tasks are made anew at each step: if they were kept, they and this optimizer would be a reference cycle.
         run = team.run if team is not None else _run_first
         self._cut_by.run(lambda parts: run([partial(self._update_all, blocks) for blocks in parts]))
 
@@ -249,7 +252,8 @@ class Optimizer(ABC):
         if self.clip_value is not None:
             np.clip(gradient, -self.clip_value, self.clip_value, out=gradient)
         if self.clip_norm is not None:
-            norm = math.sqrt(float(np.dot(gradient, gradient)))
+            pieces = (gradient[i : i + NORM_PIECE] for i in range(0, gradient.size, NORM_PIECE))
+            norm = math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
             if not math.isfinite(norm):
                 raise NonFiniteError(
                     f"{self._name}, step {self.steps + 1}: the norm of the gradient is {norm}; "

@@ -175,12 +175,18 @@ class Parameters(FlatVector):
                     + [f"the model has: {', '.join(self.names)}"]
                 )
             )
-        arrays = {name: np.asarray(values[name]) for name in self.arrays}
-        for name, array in arrays.items():
-            expected = self.arrays[name].shape
-            if array.shape != expected:
-                raise ParameterError(f"parameter {name}: expected shape {expected}, actual {array.shape}")
-            if array.dtype.kind not in "fiu":
-                raise ParameterError(f"parameter {name}: expected real numbers, actual dtype {array.dtype}")
+        arrays = {name: self._checked(name, values[name]) for name in self.arrays}
         for name, array in arrays.items():
             self.arrays[name][...] = array
+
+    def put(self, name: str, value: ArrayLike) -> None:
+        """Copy the values of one tensor in. Raises `ParameterError`, and changes nothing, if their shape is another."""
+        self.arrays[name][...] = self._checked(name, value)
+
+    def _checked(self, name: str, value: ArrayLike) -> NDArray[Any]:
+        array, expected = np.asarray(value), self.arrays[name].shape
+        if array.shape != expected:
+            raise ParameterError(f"parameter {name}: expected shape {expected}, actual {array.shape}")
+        if array.dtype.kind not in "fiu":
+            raise ParameterError(f"parameter {name}: expected real numbers, actual dtype {array.dtype}")
+        return array

@@ -35,8 +35,8 @@ from py_engine.network.threads import Team, Trials
 Rows: TypeAlias = NDArray[np.intp]
 
 
-class Threads(NamedTuple):
-    """What threads do in a step: how many BLAS has, and whether a team shares the large products of a whole batch."""
+class ThreadUse(NamedTuple):
+    """How a step uses threads: how many BLAS has, and whether a team shares the large products of a whole batch."""
 
     blas: int
     share_products: bool = False
@@ -46,11 +46,11 @@ class Step(Protocol):
     """Computes loss and gradients of batches of one size.
 
     `updates` are pairs of a parameter that is not trained and the new value that the last run found for it.
-    `threads` is what threads may do in a run; which of it is the fastest may still be open.
+    `threads` are the ways to use threads in a run: one is left when it is known which is the fastest.
     """
 
     updates: list[tuple[Array, Array]]
-    threads: Trials[Threads]
+    threads: Trials[ThreadUse]
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
@@ -176,18 +176,18 @@ class Replay:
     Args:
         shards: the parts of the batch.
         meeting: where they meet, if they do.
-        threads: what threads may do, the first of it until it is known what is the fastest.
+        threads: the ways to use threads; the first is used until the fastest is known.
     """
 
     def __init__(
         self,
         shards: list[Shard],
         meeting: Meeting | None = None,
-        threads: Sequence[Threads] = (Threads(blas=1),),
+        threads: Sequence[ThreadUse] = (ThreadUse(blas=1),),
     ) -> None:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
-        self.uses_team = len(shards) > 1 or any(way.share_products for way in threads)
+        self.uses_team = len(shards) > 1 or any(use.share_products for use in threads)
         self.threads = Trials(threads)
         self._alone, self._sharing = shards[0], shards[0]
         self._meeting = meeting
@@ -219,10 +219,10 @@ class Replay:
         for dtype in dtypes_of_products(tape.program.equations):
             team.run([partial(touch_buffers, dtype)] * team.size)
 
-    def use(self, threads: Threads) -> None:
+    def use(self, use: ThreadUse) -> None:
         """Share the large products of a whole batch from now on, or not."""
         if len(self.shards) == 1:
-            self.shards = [self._sharing if threads.share_products else self._alone]
+            self.shards = [self._sharing if use.share_products else self._alone]
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Gather, compute, reduce."""
@@ -277,7 +277,7 @@ class Eager:
     """Build the graph, differentiate and forget it at every step, as an engine without replay does."""
 
     def __init__(self, chain: Chain, loss: Loss, gradient: FlatVector, threads: int) -> None:
-        self.threads = Trials([Threads(blas=threads)])
+        self.threads = Trials([ThreadUse(blas=threads)])
         self._chain = chain
         self._loss = loss
         self._gradient = gradient
@@ -304,7 +304,7 @@ class SampleBySample:
     """One pass for each sample of the batch, the gradients accumulated, as without vectorisation."""
 
     def __init__(self, shard: Shard, total: FlatVector, threads: int) -> None:
-        self.threads = Trials([Threads(blas=threads)])
+        self.threads = Trials([ThreadUse(blas=threads)])
         self._shard = shard
         self._total = total
         self.updates: list[tuple[Array, Array]] = []
@@ -365,9 +365,10 @@ def make_step(
             return split
     shard = Shard(whole, slice(0, samples), gradient, techniques)
     shares = threads > 1 and bool(techniques.split_batch) and bool(shard.tape.large_products())
-    best = Threads(blas=1, share_products=True) if shares else Threads(blas=threads)
-    least = Threads(blas=1)
-    return Replay([shard], threads=[best, least] if best != least and techniques.split_batch == "auto" else [best])
+    all_threads = ThreadUse(blas=1, share_products=True) if shares else ThreadUse(blas=threads)
+    one_thread = ThreadUse(blas=1)
+    open_yet = techniques.split_batch == "auto" and all_threads != one_thread
+    return Replay([shard], threads=[all_threads, one_thread] if open_yet else [all_threads])
 
 
 def _traced(

@@ -81,7 +81,7 @@ class Team:
         finally:
             for _ in range(others):
                 self._done.acquire()
-            self._tasks = ()  # the threads outlive what these hold
+            self._tasks = ()  # the threads wait on, and must not keep what the tasks hold
         if self._errors:
             error, self._errors = self._errors[0], []
             raise error

@@ -43,7 +43,7 @@ from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
-from py_engine.network.steps import Replay, Rows, Step, Threads, make_step
+from py_engine.network.steps import Replay, Rows, Step, ThreadUse, make_step
 from py_engine.network.threads import Team
 
 EVALUATION_BATCH = 1000
@@ -176,13 +176,16 @@ class Trainer:
         # Both are planned first: a batch that the model can't take is an error before anything is trained.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
         steps = {samples: self._step(samples, x, y) for samples in sizes}
-        whole, count = steps[max(sizes)], self._blas_threads_of(*steps.values())
-        with self._blas_threads(count), reading_ahead(x, rows) as reached:
+        whole, before = steps[max(sizes)], None
+        with self._blas_threads(self.threads), reading_ahead(x, rows) as reached:
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
                 batch = rows[start : start + self._batch]
                 step = steps[len(batch)]
-                tries = step is whole and not step.threads.decided and step.threads.ways[0].blas == count
+                if step is not before:
+                    self._use(step, step.threads.ways[0])
+                    before = step
+                tries = step is whole and not step.threads.decided
                 loss = found[number] = self._try(step, x, y, batch) if tries else step.run(x, y, batch)
                 if self.parallel is not None and weights is not None:
                     self.parallel.exchange(self._gradient.vector, weights[number], loss)
@@ -200,7 +203,7 @@ class Trainer:
         """Return the training loss of one batch and its gradient by each trained parameter; nothing is updated."""
         x, y = self._data(x, y)
         step = self._step(len(x), x, y)
-        with self._blas_threads(self._blas_threads_of(step)):
+        with self._blas_threads(step.threads.ways[0].blas):
             loss = step.run(x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
 
@@ -221,7 +224,7 @@ class Trainer:
             step = make_step(self.chain, self._objective, x, y, samples, self._gradient, 1, self.techniques)
             assert isinstance(step, Replay)
             shards = step.shards
-        with self._blas_threads(self._blas_threads_of(step)):
+        with self._blas_threads(step.threads.ways[0].blas):
             found = shards[0].tape.costs()
         parts = len(shards)
         return [(one.op.name, one.scope, taken, size * parts, flops * parts) for one, taken, size, flops in found]
@@ -373,14 +376,15 @@ class Trainer:
         )
 
     def _sum_of_squares(self, step: Step) -> float:
-        """Return that of the gradient; a long one's parts are summed by the threads that the step has left it in."""
+        """Return that of the gradient. Where a team was used in the step, its threads sum a part of a long one each."""
         vector = self._gradient.vector
         if vector.size < SPLIT_FROM or not (isinstance(step, Replay) and step.uses_team):
             return float(vector.dot(vector))
         found: list[float] = []
 
         def add(part: slice) -> None:
-            found.append(float(vector[part].dot(vector[part])))
+            with np.errstate(over="ignore", invalid="ignore"):  # a thread does not know the caller's
+                found.append(float(vector[part].dot(vector[part])))
 
         team = self._all_threads()
         team.run([partial(add, part) for part in stretches(vector.size, team.size)])
@@ -400,22 +404,19 @@ class Trainer:
             self._steps[key] = step
         return self._steps[key]
 
-    def _blas_threads_of(self, *steps: Step) -> int:
-        """Return how many threads BLAS has in these steps: one where any of them leaves the threads to others."""
-        return min(step.threads.ways[0].blas for step in steps)
-
     def _try(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
         """Run a step in one of the ways to use threads that may be the fastest, and keep the time."""
-        if step.threads.untried:
-            self._keep_what_computes_the_same(step, x, y, rows)
 
-        def run(threads: Threads) -> float:
-            self._use(step, threads)
+        def run(use: ThreadUse) -> float:
+            self._use(step, use)
             return step.run(x, y, rows)
 
-        loss: float = step.threads.run(run)
-        self._use(step, step.threads.ways[0])
-        return loss
+        try:
+            if step.threads.untried:
+                self._keep_what_computes_the_same(step, x, y, rows)
+            return float(step.threads.run(run))
+        finally:
+            self._use(step, step.threads.ways[0])
 
     def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> None:
         """Try no way to use threads in which a step is rounded in another way, nor any where a step is long.
@@ -425,24 +426,26 @@ class Trainer:
         """
         threads, streams = step.threads, {name: layer.state() for name, layer in self._dropouts().items()}
         made: list[tuple[float, int]] = []
-        for way in threads.ways:
-            self._use(step, way)
+        for use in threads.ways:
+            self._use(step, use)
             start = perf_counter()
-            loss = step.run(x, y, rows)
+            try:
+                loss = step.run(x, y, rows)
+            finally:
+                for name, layer in self._dropouts().items():
+                    layer.load_state(streams[name])
             seconds = perf_counter() - start
             made.append((loss, checksum(self._gradient.vector)))
-            for name, layer in self._dropouts().items():
-                layer.load_state(streams[name])
             if seconds > LONG_STEP:
                 break
         if made != made[:1] * len(threads.ways):
             threads.keep(threads.ways[0])
 
-    def _use(self, step: Step, threads: Threads) -> None:
-        """Have threads do this in a step from now on, BLAS's until the surrounding `_blas_threads` ends."""
-        self._blas.limit(limits=threads.blas, user_api="blas")
+    def _use(self, step: Step, use: ThreadUse) -> None:
+        """Use threads so in a step from now on, those of BLAS until the surrounding `_blas_threads` ends."""
+        self._blas.limit(limits=use.blas, user_api="blas")
         if isinstance(step, Replay):
-            step.use(threads)
+            step.use(use)
 
     def _all_threads(self) -> Team:
         """Return the trainer's threads, started when they are first needed."""

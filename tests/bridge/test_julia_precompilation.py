@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,3 +36,17 @@ def test_compiling_says_what_it_does_and_how_long(
 def test_what_is_compiled_already_is_loaded_in_silence(slow: Julia, capsys: pytest.CaptureFixture[str]) -> None:
     precompilation.compile_engine(slow)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("wanted", [None, "1"])
+def test_machine_code_is_written_on_all_processors_unless_a_user_wants_otherwise(
+    julia: Julia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str | None
+) -> None:
+    program, told = tmp_path / "julia", tmp_path / "told"
+    program.write_text(f'#!/bin/sh\nprintf "%s" "$JULIA_IMAGE_THREADS" > "{told}"\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.delenv("JULIA_IMAGE_THREADS", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("JULIA_IMAGE_THREADS", wanted)
+    precompilation.compile_engine(replace(julia, executable=str(program)))
+    assert told.read_text(encoding="utf-8") == (wanted or str(os.cpu_count()))

@@ -127,6 +127,14 @@ def test_given_values_are_taken_and_nothing_is_drawn(monkeypatch):
         mnist_rnn(values=values)
 
 
+def test_an_initial_value_of_another_shape_is_refused():
+    dense = Dense(3, 1, name="a")
+    chain = Chain(dense)
+    dense.units = 4
+    with pytest.raises(ParameterError, match=r"parameter a\.weight: expected shape \(3, 4\), actual \(3, 1\)"):
+        chain.append(Dense(4, 2))
+
+
 def test_dtype():
     chain = mnist_rnn(dtype=np.float64)
     assert chain(batch(dtype=np.float64)).dtype == np.float64

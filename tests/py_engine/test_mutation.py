@@ -478,17 +478,34 @@ def test_an_array_that_is_changed_back_while_ops_are_collected_is_found(size):
         pe.compile(scaled)(2.0)
 
 
-def test_a_trace_of_a_loop_copies_the_weight_that_it_reads_again_and_again_once(monkeypatch):
+def test_a_trace_copies_once_what_a_loop_reads_and_nothing_else(monkeypatch):
     made = []
     make = mutation.Snapshot.__init__
     monkeypatch.setattr(mutation.Snapshot, "__init__", lambda self, array: (made.append(array), make(self, array))[1])
-    weight = np.full((64, 64), 0.01)
+    weight, turned, once = np.full((64, 64), 0.01), np.full((64, 64), 0.01), np.ones((64, 64))
     assert weight.nbytes > SMALL
 
     def repeated(x):
         for _ in range(10):
-            x = np.tanh(weight @ x)
-        return np.sum(x)
+            x = np.tanh(weight @ x) + turned.T @ x  # an array object for each round
+        return np.sum(once @ x)
 
     pe.compile(repeated)(np.ones(64))
-    assert sum(array is weight for array in made) == 1
+    assert len(made) == 1 and made[0] is weight
+
+
+def test_forward_mode_finds_what_a_custom_rule_writes():
+    a, x = np.ones(SMALL), np.ones(SMALL)
+
+    def rule(writes):
+        def jvp(tangents, y, x, w):
+            tangent = tangents[0] * np.array(a)
+            if writes:
+                a[0] = 100
+            return tangent
+
+        return pe.custom_rule(lambda x, w: x * w, vjp=lambda g, y, x, w: (g * np.array(a), None), jvp=jvp)
+
+    first, second = rule(True), rule(False)
+    with pytest.raises(InPlaceError):
+        pe.jvp(lambda x: np.sum(second(first(x, a), a)), (x,), (x,))

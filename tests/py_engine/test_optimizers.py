@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network import optimizers
@@ -286,3 +287,18 @@ def test_repr_shows_the_settings():
     assert repr(SGD(0.015, momentum=0.9)) == (
         "SGD(learning_rate=0.015, momentum=0.9, nesterov=False, weight_decay=0.0)"
     )
+
+
+def test_a_clipped_norm_does_not_depend_on_the_threads_of_blas(rng):
+    """OpenBLAS adds up a long vector of float64 in as many parts as it has threads."""
+    gradient = rng.standard_normal(50_001)
+    found = []
+    for threads in (1, 2):
+        with threadpool_limits(threads, user_api="blas"):
+            vector = np.zeros_like(gradient)
+            optimizer = SGD(1.0, clip_norm=0.1)
+            optimizer.bind(vector)
+            optimizer.step(vector, gradient.copy())
+            found.append(vector)
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(np.linalg.norm(found[0]), 0.1, rtol=1e-5)

@@ -317,7 +317,6 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():
     assert sorted(done) == [1, 2, 3]
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in dot")
 @pytest.mark.parametrize(("value", "ends"), [(np.nan, True), (np.inf, True), (1e30, False)])
 @pytest.mark.parametrize("place", [0, -1])
 def test_threads_that_check_a_gradient_find_what_is_not_finite_anywhere(batch, monkeypatch, place, value, ends):

@@ -54,7 +54,7 @@ end
 
 """
 What each member of a team does, and the errors that ended some; not compiled anew for each `work`. A thread keeps its last
-task, and with it this: so it forgets the work in the end.
+task, and with it this, which therefore forgets `work` when all have done it.
 """
 mutable struct Members
     work::Any

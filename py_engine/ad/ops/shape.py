@@ -492,9 +492,9 @@ def _infer_assemble(*parts: Tensor, shape: Shape, indices: tuple[Index, ...]) ->
 def layers(shape: Shape, indices: tuple[Index, ...]) -> tuple[int, int]:
     """Return how many of the places hold the least and the most often covered element: (1, 1) is a mosaic."""
     items = [[item for item in index if item is not None] for index in indices]
-    # All along an axis that every place covers from end to end the counts are the same: one element stands for it.
-    alike = [all(of[axis : axis + 1] in ([], [(0, None, 1)]) for of in items) for axis in range(len(shape))]
-    counts = np.zeros([min(n, 1) if same else n for n, same in zip(shape, alike, strict=True)], np.uint32)
+    # Along an axis that every place covers from end to end, all counts are the same: one element stands for the axis.
+    covered = [all(row[axis : axis + 1] in ([], [(0, None, 1)]) for row in items) for axis in range(len(shape))]
+    counts = np.zeros([min(n, 1) if whole else n for n, whole in zip(shape, covered, strict=True)], np.uint32)
     for index in indices:
         counts[as_index(index)] += 1
     return (int(counts.min()), int(counts.max())) if counts.size else (1, 1)
