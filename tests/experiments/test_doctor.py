@@ -129,7 +129,7 @@ def test_it_says_for_each_study_what_an_engines_threads_do(monkeypatch: pytest.M
     no_image = "julia" in engines and not doctor._starts_soon()
     assert [finding.name for finding in findings if finding.state == "note"] == ["threads of julia"] * no_image
     numpys = dict(part.split(": ") for part in findings[0].found.split("; "))
-    measured = [numpys.get(use, "") for use in ("2 threads in BLAS", "one thread")]  # the faster one, on this machine now
+    measured = [numpys.get(use, "") for use in ("2 threads in BLAS", "one thread")]  # the faster one is measured
     assert "mnist-rnn-e" in ", ".join(measured).split(", ")
     monkeypatch.setattr(provenance, "cores", lambda: 1)
     assert not list(doctor.threads())
