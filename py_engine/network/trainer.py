@@ -176,8 +176,8 @@ class Trainer:
         # Both are planned first: a batch that the model can't take is an error before anything is trained.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
         steps = {samples: self._step(samples, x, y) for samples in sizes}
-        whole, before = steps[max(sizes)], None
-        with self._blas_threads(self.threads), reading_ahead(x, rows) as reached:
+        whole = before = steps[max(sizes)]
+        with self._blas_threads(whole.threads.ways[0].blas), reading_ahead(x, rows) as reached:
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
                 batch = rows[start : start + self._batch]
