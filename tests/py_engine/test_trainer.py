@@ -356,7 +356,7 @@ def test_a_closed_trainer_gives_its_memory_back_without_a_collection(batch, spli
     gc.collect()
     gc.disable()
     try:
-        units = SPLIT_OPTIMIZER_FROM // 16  # so many that the optimizer shares the vector out to threads
+        units = SPLIT_OPTIMIZER_FROM // 16  # enough for the optimizer to share the vector out to threads
         chain = Chain(Reshape(STEPS, FEATURES), GRU(FEATURES, 16), Dense(16, units), Dense(units, CLASSES))
         trainer = Trainer(chain, optimizer=Adam(), batch_size=20, threads=2, techniques=Techniques(split_batch=split))
         trainer.train_epoch(*batch)
