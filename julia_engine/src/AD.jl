@@ -22,8 +22,8 @@ include("ad/errors.jl")
 using .Errors
 include("ad/kernels/Kernels.jl")
 using .Kernels
-using .Kernels: Called, Segment, Slot, apart, compiling, copy_columns!, elements_of, fill_ones!, interpret, interpreting,
-    keep!, kernel, mixed_bytes, mixed_rows, repeat_last!, start_of, zeroed!
+using .Kernels: Called, Segment, Slot, apart, compiling, copy_columns!, elements_of, fill_ones!, huge_pages!, interpret,
+    interpreting, keep!, kernel, mixed_bytes, mixed_rows, repeat_last!, start_of, zeroed!
 
 # values: a tensor and where it came from; no op
 include("ad/memory.jl")

@@ -207,6 +207,11 @@ end
     for x in (fill(1.0f0, 3, 2), fill(7), Int64[], UInt8[1, 2])
         @test K.zeroed!(x) === x && all(iszero, x)
     end
+    for bytes in (0, 1, K.HUGE_PAGE, 2 * K.HUGE_PAGE - 1, 2 * K.HUGE_PAGE, 5 * K.HUGE_PAGE + 3)
+        x = fill(0x01, bytes)  # asked for late, pages keep what they have
+        @test K.huge_pages!(x) === x && all(isequal(0x01), x)
+        @test K.zeroed!(x) === x && all(iszero, x)
+    end
     for n in (0, 1, 2, 7, 64)
         x = zeros(Int64, n + 1)
         GC.@preserve x K.fill_ones!(pointer(x), n)

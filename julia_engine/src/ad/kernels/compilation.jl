@@ -144,8 +144,26 @@ start_of(@nospecialize(x::Array)) = ccall(:jl_array_ptr, Ptr{Cvoid}, (Any,), x)
 """The same as a pointer to its elements, from the `i`-th on."""
 @inline elements_of(x::Array{T}, i::Int=1) where {T} = Ptr{T}(start_of(x)) + (i - 1) * sizeof(T)
 
-"""Set all bytes of an array to zero. Not a loop: it may stand in code that is interpreted."""
+const HUGE_PAGE = 2 << 20
+
+"""
+Ask Linux for pages of 2 MB behind an array of 4 MB or more that nobody has touched yet, as numpy does for its arrays: they come
+in half the time, and a pass over several large arrays, or down the columns of one, looks up fewer addresses.
+"""
+function huge_pages!(@nospecialize(x::Array))
+    (Sys.islinux() && sizeof(x) >= 2 * HUGE_PAGE) || return x
+    GC.@preserve x begin
+        start = UInt(start_of(x))
+        first, behind = cld(start, HUGE_PAGE) * HUGE_PAGE, fld(start + sizeof(x), HUGE_PAGE) * HUGE_PAGE
+        # The number is MADV_HUGEPAGE. A kernel without such pages says so, which changes nothing.
+        ccall(:madvise, Cint, (Ptr{Cvoid}, Csize_t, Cint), Ptr{Cvoid}(first), behind - first, 14)
+    end
+    return x
+end
+
+"""Set all bytes of an array to zero, which nobody has touched yet. Not a loop: it may stand in code that is interpreted."""
 function zeroed!(@nospecialize(x::Array))
+    huge_pages!(x)
     GC.@preserve x ccall(:memset, Ptr{Cvoid}, (Ptr{Cvoid}, Cint, Csize_t), start_of(x), 0, sizeof(x))
     return x
 end
