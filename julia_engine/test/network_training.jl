@@ -225,6 +225,17 @@ wide_problem(T) = (rand(MersenneTwister(1), T, 500, 150), rand(MersenneTwister(2
     @test all(isfinite, wide(T; threads=MANY, techniques=Techniques(concrete=false)).vector)
 end
 
+@testset "a small batch of a dense network stays whole, where its small products take less time than a sum of gradients" begin
+    for threads in 2:MANY, (rows, split) in ((4, false), (16, false), (200, true))
+        chain() = Chain(Dense(100 => 100, relu), Dense(100 => 100, relu), Dense(100 => 10); seed=1, dtype=Float64)
+        x, y = rand(MersenneTwister(1), 100, rows), rand(MersenneTwister(2), 1:10, rows)
+        trainer, alone = Trainer(chain(); batch_size=rows, threads=threads), Trainer(chain(); batch_size=rows, threads=1)
+        @test train_epoch!(trainer, x, y) ≈ train_epoch!(alone, x, y)
+        @test trainer.vector ≈ alone.vector
+        @test NETWORK.threads_in_step(trainer) == (split ? "split over $threads threads" : "one thread")
+    end
+end
+
 @testset "parts of a product make the whole, $(m)x$(n)x$(k), $T" for T in (Float32, Float64),
         (m, n, k) in ((200, 30, 50), (30, 200, 50), (64, 64, 1), (17, 33, 50), (200, 1, 50), (1, 200, 50), (300, 150, 600), (131, 300, 600)),
         transposed_a in (false, true), transposed_b in (false, true), added in (0, 1), bytes in (0, 32, 64)

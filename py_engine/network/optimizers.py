@@ -213,8 +213,8 @@ class Optimizer(ABC):
         self._cut_by = Trials(
             [
                 self._parts(vector, gradient, count, block)
-                for count in sorted({1, threads})
-                for block in blocks
+                for count in sorted({1, threads}, reverse=True)
+                for block in reversed(blocks)
                 if block == blocks[0] or block < vector.size // count
             ]
         )

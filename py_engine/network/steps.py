@@ -219,6 +219,11 @@ class Replay:
         for dtype in dtypes_of_products(tape.program.equations):
             team.run([partial(touch_buffers, dtype)] * team.size)
 
+    @property
+    def runs_in_team(self) -> bool:
+        """Whether threads of a team compute something of each step, so that they are awake."""
+        return len(self.shards) > 1 or self.threads.ways[0].share_products
+
     def use(self, use: ThreadUse) -> None:
         """Share the large products of a whole batch from now on, or not."""
         if len(self.shards) == 1:

@@ -17,9 +17,15 @@ Way = TypeVar("Way")
 TRIALS = 3
 """Runs of each way, of which the fastest counts."""
 
+GAIN = 1.05
+"""How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""
+
 
 class Trials(Generic[Way]):
-    """Ways of doing the same thing, tried in turn until it is known which of them is the fastest: then that is left."""
+    """Ways of doing the same thing, tried in turn until it is known which of them is the fastest: then that is left.
+
+    Those that use more come first; of ways that take about the same time the last is left.
+    """
 
     def __init__(self, ways: Sequence[Way]) -> None:
         self.ways = list(ways)
@@ -46,7 +52,8 @@ class Trials(Generic[Way]):
         self._seconds[turn] = min(self._seconds[turn], perf_counter() - start)
         self._runs += 1
         if self._runs == TRIALS * len(self.ways):
-            self.keep(self.ways[self._seconds.index(min(self._seconds))])
+            enough = GAIN * min(self._seconds)
+            self.keep([way for way, seconds in zip(self.ways, self._seconds, strict=True) if seconds <= enough][-1])
         return result
 
     def keep(self, way: Way) -> None:

@@ -49,6 +49,9 @@ from py_engine.network.threads import Team
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
 
+SQUARES_SHARED_FROM = 1 << 20
+"""Elements of a gradient from which on threads share the sum of its squares; fewer take about as long as their start."""
+
 LONG_STEP = 0.1
 """Seconds of a step from which on one thread is not tried beside all."""
 
@@ -378,7 +381,7 @@ class Trainer:
     def _sum_of_squares(self, step: Step) -> float:
         """Return that of the gradient. Where a team was used in the step, its threads sum a part of a long one each."""
         vector = self._gradient.vector
-        if vector.size < SPLIT_FROM or not (isinstance(step, Replay) and step.uses_team):
+        if vector.size < SQUARES_SHARED_FROM or not (isinstance(step, Replay) and step.runs_in_team):
             return float(vector.dot(vector))
         found: list[float] = []
 

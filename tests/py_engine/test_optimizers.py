@@ -159,7 +159,7 @@ def test_threads_share_out_a_large_vector_and_change_nothing(optimizer, threads,
     assert optimizer._cut_by.decided, "twenty steps have tried one and all threads, and both lengths, three times"
     optimizer.bind(vector)
     optimizer.step(vector, np.zeros_like(vector), team)
-    assert [len(tasks) for tasks in optimizer._cut_by.ways] == [1, 1, threads, threads]
+    assert [len(tasks) for tasks in optimizer._cut_by.ways] == [threads, threads, 1, 1]
     optimizer.step(vector, gradient)  # without the team again
     assert [len(tasks) for tasks in optimizer._cut_by.ways] == [1, 1]
     team.close()

@@ -162,7 +162,7 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
 end
 
 """Multiplications of a product from which on a second thread of BLAS saves more than it costs."""
-const LEAST_SHARED = 2^19
+const LEAST_SHARED = 2^21
 
 """
 BLAS threads for the steps of these parts of a batch: all for a whole batch of large products that no others share, else one.
@@ -179,19 +179,29 @@ and the sum reads two gradients and writes one.
 """
 const GRADIENT_MOVES = 6
 
+"""Multiplications of a product that take about as long as moving a byte of a gradient."""
+const MULTIPLICATIONS_PER_BYTE = 2
+
 """
-Whether one part of the batch for each thread takes less time than threads that share the products of the whole batch: where
-there are convolutions, which do much with few bytes, or where all but the products moves more bytes than summing the gradients
-does. It follows from sizes alone.
+Whether one part of the batch for each thread takes less time than the whole batch, of which the threads share the large products
+or, where `shared` is false, one thread computes all: where there are convolutions, which do much with few bytes, or where all
+that only splitting spreads over threads takes longer than summing the gradients does. It follows from sizes alone.
 """
-function splitting_pays(shards::Vector{Shard{T}}) where {T}
+function splitting_pays(shards::Vector{Shard{T}}; shared::Bool=true) where {T}
     steps, code = shards[1].tape.steps, AD.Kernels.of_type(shards[1].tape.code, T)
     any(step -> occursin("conv", step.equation.op.name), steps) && return true
-    can_be_shared(step) = AD.Kernels.product_of(code, instructions(T, step)) !== nothing
-    others = filter(step -> step.equation.op.view === nothing && !can_be_shared(step), steps)
     kept_apart = sum(Int[c.height * c.width for c in shards[1].columns])
     summed = (length(shards[1].gradient) - kept_apart) * sizeof(T)
-    return sum(Int[AD.bytes_moved(step) for step in others]) > GRADIENT_MOVES * summed
+    spread = 0.0
+    for step in steps
+        product = AD.Kernels.product_of(code, instructions(T, step))
+        if product !== nothing
+            shared || (spread += sum(AD.Kernels.multiplications, code[product]) / MULTIPLICATIONS_PER_BYTE)
+        elseif step.equation.op.view === nothing
+            spread += AD.bytes_moved(step)
+        end
+    end
+    return spread > GRADIENT_MOVES * summed
 end
 
 """Gather the rows of this part of the batch that begins after `start` rows, and replay."""

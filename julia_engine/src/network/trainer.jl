@@ -790,7 +790,11 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     shards, team = make(threads), trainer.team.size
     if team > 1 && (threads == 1 || !splitting_pays(shards))
         whole = with_shared_products(threads == 1 ? shards[1] : make(1)[1], team)
-        whole === nothing || (shards = Shard{T}[whole])
+        if whole !== nothing
+            shards = Shard{T}[whole]
+        elseif threads > 1 && !splitting_pays(shards; shared=false)
+            shards = make(1)
+        end
     end
     couples = any(e -> e.op.couples_batch && e.op !== SUM_OF_PARTS, shards[1].tape.program.equations)
     orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
