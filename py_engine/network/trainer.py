@@ -50,7 +50,7 @@ EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
 
 SQUARES_SHARED_FROM = 1 << 20
-"""Elements of a gradient from which on threads share the sum of its squares; fewer take about as long as their start."""
+"""Elements of a gradient from which on threads share the sum of its squares; fewer take as long as their start."""
 
 LONG_STEP = 0.1
 """Seconds of a step from which on one thread is not tried beside all."""
