@@ -486,6 +486,11 @@ def _growth(part: Program, whole: Program) -> dict[int, float]:
 
 
 def _may_pay(whole: Program) -> bool:
-    """Whether splitting may pay, from what was traced: where all ops move little, so do the calls made of them."""
-    sizes = [sum(x.nbytes for x in (*step.inputs, *step.outputs)) for step in whole.equations]
-    return max(sizes, default=0) >= SPLIT_FROM
+    """Whether splitting may pay, from what was traced, which spares planning a part of the batch where it can't.
+
+    What is planned makes one call at least of each op but views, and they move no more than the ops.
+    """
+    computed = [step for step in whole.equations if step.op.view is None]
+    read = sum(x.nbytes for x in whole.inputs)
+    moved = sum(x.nbytes for step in computed if not step.op.product for x in (*step.inputs, *step.outputs))
+    return 2 * read + moved > SPLIT_FROM * len(computed)
