@@ -369,7 +369,8 @@ def make_step(
         if split is not None:
             return split
     shard = Shard(whole, slice(0, samples), gradient, techniques)
-    shares = threads > 1 and bool(techniques.split_batch) and bool(shard.tape.large_products())
+    large = shard.tape.large_products()
+    shares = threads > 1 and bool(techniques.split_batch) and 0 < SHARED_FROM * len(large) <= gradient.layout.size
     all_threads = ThreadUse(blas=1, share_products=True) if shares else ThreadUse(blas=threads)
     one_thread = ThreadUse(blas=1)
     open_yet = techniques.split_batch == "auto" and all_threads != one_thread
@@ -436,6 +437,13 @@ def _trainable(chain: Chain) -> list[Tensor]:
 SPLIT_FROM = 100 * 1024
 """Bytes that a call must move on average, products' left out, before it pays to split a batch over threads: each call
 then costs 2 to 4 µs more, for the interpreter's lock. Measured on networks of 60 to 5,000 calls a step."""
+
+SHARED_FROM = 200_000
+"""Elements of the gradient, for each large product, from which on a team shares them and not the threads of BLAS.
+
+At each product that a team shares its threads wake up, which takes 0.1 to 0.2 ms; those of BLAS wait busily between
+products, and slow down the threads that update, by 1 ns for each element. Measured with dense layers of 256 to 2,048
+units and LSTMs of 384 to 1,024."""
 
 GRADIENT_MOVES = 6
 """How often each further thread moves a gradient that all threads have: its products read the weight twice and write

@@ -43,6 +43,7 @@ from py_engine.network import (
     Reshape,
     Trainer,
     losses,
+    steps,
 )
 from py_engine.network import threads as threads_module
 from py_engine.network import trainer as trainer_module
@@ -233,6 +234,11 @@ def test_auto_leaves_thousands_of_short_calls_whole_and_splits_them_where_they_a
         trainer.close()
 
 
+def share_small_products(monkeypatch):
+    monkeypatch.setattr(products, "SHARED_FLOPS", 1)
+    monkeypatch.setattr(steps, "SHARED_FROM", 1)
+
+
 def dropping_chain():
     return Chain(Dense(STEPS * FEATURES, 32, "tanh"), Dropout(0.5, seed=1), Dense(32, CLASSES), seed=0)
 
@@ -246,7 +252,7 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
 ):
     x, y = batch
     if "shared" in all_threads:
-        monkeypatch.setattr(products, "SHARED_FLOPS", 1)
+        share_small_products(monkeypatch)
     losses, parameters = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
     times = list(np.repeat(np.cumsum((0, *seconds * 3)), 2)[1:-1])  # each trial begins when the last one ends
     monkeypatch.setattr(threads_module, "perf_counter", lambda: times.pop(0))
@@ -269,7 +275,7 @@ def test_one_thread_is_not_tried_where_it_would_round_in_another_way_or_a_step_i
     batch, monkeypatch, why, all_threads
 ):
     if "shared" in all_threads:
-        monkeypatch.setattr(products, "SHARED_FLOPS", 1)
+        share_small_products(monkeypatch)
     if why == "another rounding":
         digests = itertools.count()
         monkeypatch.setattr(trainer_module, "checksum", lambda array: next(digests))
@@ -322,8 +328,9 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():
 @pytest.mark.parametrize(("value", "ends"), [(np.nan, True), (np.inf, True), (1e30, False)])
 @pytest.mark.parametrize("place", [0, -1])
 def test_threads_that_check_a_gradient_find_what_is_not_finite_anywhere(batch, monkeypatch, place, value, ends):
-    monkeypatch.setattr(products, "SHARED_FLOPS", 1)
+    share_small_products(monkeypatch)
     monkeypatch.setattr(trainer_module, "SPLIT_FROM", 32)
+    monkeypatch.setattr(trainer_module, "SQUARES_SHARED_FROM", 32)
     chain = recurrent_chain()
     trainer = Trainer(chain, optimizer=SGD(0.0), batch_size=20, threads=2, techniques=Techniques(split_batch=True))
     monkeypatch.setattr(
