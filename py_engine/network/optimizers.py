@@ -120,6 +120,11 @@ class Optimizer(ABC):
     def learning_rate(self, value: float) -> None:
         self._learning_rate = self._number("learning_rate", value, at_least=0.0)
 
+    @property
+    def decided(self) -> bool:
+        """Whether it is known which length of block and how many threads are the fastest: not before the first step."""
+        return self._cut_by.decided
+
     def bind(self, vector: Vector, cuts: Iterable[int] = ()) -> None:
         """Make `vector` the one to train; the state starts afresh.
 

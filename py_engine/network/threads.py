@@ -14,10 +14,11 @@ from typing import Any, Generic, TypeVar
 Task = Callable[[], Any]
 Way = TypeVar("Way")
 
-TRIALS = 3
-"""Runs of each way, of which the fastest counts."""
+TRIALS, LEAST_SECONDS = 3, 0.15
+"""Runs of each way, at least, of which the fastest counts, and seconds from the first run to the last: threads of BLAS
+wait busily for 0.1 s after a product, and runs of other ways meanwhile say little."""
 
-GAIN = 1.05
+GAIN = 1.03
 """How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""
 
 
@@ -29,29 +30,29 @@ class Trials(Generic[Way]):
 
     def __init__(self, ways: Sequence[Way]) -> None:
         self.ways = list(ways)
+        self.compared = False
+        """Whether only those ways are left that give the same numbers, where that matters."""
         self._seconds = [math.inf] * len(self.ways)
         self._runs = 0
+        self._begun = 0.0
 
     @property
     def decided(self) -> bool:
         """Whether one way is left."""
         return len(self.ways) == 1
 
-    @property
-    def untried(self) -> bool:
-        """Whether there are several ways and none has been tried."""
-        return not self.decided and not self._runs
-
     def run(self, do: Callable[[Way], Any]) -> Any:
         """Return what `do` returns for the way whose turn it is."""
         if self.decided:
             return do(self.ways[0])
-        turn = self._runs % len(self.ways)
+        rounds, turn = divmod(self._runs, len(self.ways))
         start = perf_counter()
         result = do(self.ways[turn])
-        self._seconds[turn] = min(self._seconds[turn], perf_counter() - start)
+        end = perf_counter()
+        self._begun = self._begun if self._runs else start
+        self._seconds[turn] = min(self._seconds[turn], end - start)
         self._runs += 1
-        if self._runs == TRIALS * len(self.ways):
+        if turn == len(self.ways) - 1 and rounds + 1 >= TRIALS and end - self._begun >= LEAST_SECONDS:
             enough = GAIN * min(self._seconds)
             self.keep([way for way, seconds in zip(self.ways, self._seconds, strict=True) if seconds <= enough][-1])
         return result

@@ -188,16 +188,12 @@ class Trainer:
                 if step is not before:
                     self._use(step, step.threads.ways[0])
                     before = step
+                rate = None if steps_rates is None else float(steps_rates[number])
+                train = partial(
+                    self._train, step, x, y, batch, number, rate, None if weights is None else weights[number]
+                )
                 tries = step is whole and not step.threads.decided
-                loss = found[number] = self._try(step, x, y, batch) if tries else step.run(x, y, batch)
-                if self.parallel is not None and weights is not None:
-                    self.parallel.exchange(self._gradient.vector, weights[number], loss)
-                self._check(step, loss, number + 1)
-                if steps_rates is not None:
-                    self.optimizer.learning_rate = float(steps_rates[number])
-                self._update()
-                for parameter, new in step.updates:
-                    np.copyto(parameter, new)
+                found[number] = self._try(step, x, y, batch, train) if tries else train()
         if self.parallel is not None and weights is not None:
             return self.parallel.add_up(found * weights)
         return found
@@ -349,6 +345,21 @@ class Trainer:
 
     # How it works -----------------------------------------------------------------------------------------
 
+    def _train(
+        self, step: Step, x: Array, y: Array, rows: Rows, number: int, rate: float | None, weight: float | None
+    ) -> float:
+        """Run a step and update with this learning rate; return the loss, of that weight among all processes."""
+        loss = step.run(x, y, rows)
+        if self.parallel is not None and weight is not None:
+            self.parallel.exchange(self._gradient.vector, weight, loss)
+        self._check(step, loss, number + 1)
+        if rate is not None:
+            self.optimizer.learning_rate = rate
+        self._update()
+        for parameter, new in step.updates:
+            np.copyto(parameter, new)
+        return loss
+
     def _update(self) -> None:
         if self.accumulate > 1:
             np.multiply(self._gradient.vector, 1 / self.accumulate, out=self._gradient.vector)
@@ -407,16 +418,23 @@ class Trainer:
             self._steps[key] = step
         return self._steps[key]
 
-    def _try(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
-        """Run a step in one of the ways to use threads that may be the fastest, and keep the time."""
+    def _try(self, step: Step, x: Array, y: Array, rows: Rows, train: Callable[[], float]) -> float:
+        """Train in one of the ways to use threads that may be the fastest, and keep the time.
+
+        The update counts: threads of BLAS that wait busily slow down those that share it. So what it does with threads
+        is found out first.
+        """
 
         def run(use: ThreadUse) -> float:
             self._use(step, use)
-            return step.run(x, y, rows)
+            return train()
 
         try:
-            if step.threads.untried:
+            if not step.threads.compared:
                 self._keep_what_computes_the_same(step, x, y, rows)
+                step.threads.compared = True
+            if not self.optimizer.decided:
+                return run(step.threads.ways[-1])
             return float(step.threads.run(run))
         finally:
             self._use(step, step.threads.ways[0])

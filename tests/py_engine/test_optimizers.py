@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network import optimizers
+from py_engine.network import threads as threads_module
 from py_engine.network.optimizers import OPTIMIZERS, SGD, Adam, AdamW, RMSProp
 from py_engine.network.threads import Team
 
@@ -146,6 +147,7 @@ def test_one_loop_per_tensor_gives_the_same(optimizer):
 def test_threads_share_out_a_large_vector_and_change_nothing(optimizer, threads, dtype, monkeypatch):
     monkeypatch.setattr(optimizers, "SPLIT_FROM", 30)
     monkeypatch.setattr(optimizers, "BLOCKS", (5, 8))
+    monkeypatch.setattr(threads_module, "LEAST_SECONDS", 0)
     start, gradients = problem(dtype, size=77)
     whole = run(optimizer, start, gradients)
     team = Team(threads)

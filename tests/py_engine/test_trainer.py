@@ -245,7 +245,7 @@ def dropping_chain():
 
 @pytest.mark.parametrize("all_threads", ["2 threads in BLAS", "products shared by 2 threads"])
 @pytest.mark.parametrize(
-    "seconds", [(1, 2), (2, 1), (1, 1.04)], ids=["all are faster", "one is", "they are about as fast"]
+    "seconds", [(1, 2), (2, 1), (1, 1.02)], ids=["all are faster", "one is", "they are about as fast"]
 )
 def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_changes_nothing(
     batch, monkeypatch, seconds, all_threads
@@ -259,7 +259,7 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
     chain = dropping_chain()
     trainer = Trainer(chain, batch_size=20, threads=2, optimizer=SGD(0.1))
     found = [trainer.train_epoch(x, y)]
-    assert len(times) == 6, "three whole batches have been timed, and not the row that is left"
+    assert len(times) == 8, "two whole batches have been timed, not the first, nor the row that is left"
     found += [trainer.train_epoch(x, y) for _ in range(2)]
     assert not times
     trainer.loss_and_gradients(x[:20], y[:20])
