@@ -288,6 +288,33 @@ def test_one_thread_is_not_tried_where_it_would_round_in_another_way_or_a_step_i
     assert trainer.threads_in_step() == all_threads
 
 
+@pytest.mark.parametrize(("elements", "shares"), [(1, True), (10**6, False)])
+def test_a_team_shares_products_where_the_update_takes_longer_than_waking_its_threads(
+    batch, monkeypatch, elements, shares
+):
+    share_small_products(monkeypatch)
+    monkeypatch.setattr(steps, "SHARED_FROM", elements)
+    trainer = Trainer(dropping_chain(), batch_size=20, threads=2)
+    trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
+    assert trainer.threads_in_step() == ("products shared by 2 threads" if shares else "2 threads in BLAS")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs", "left"),
+    [((2, 1), 6, "last"), ((1, 2), 6, "first"), ((1, 1.02), 6, "last"), ((0.01, 0.02), 10, "first")],
+    ids=["the last is faster", "the first is", "about as fast", "short runs"],
+)
+def test_ways_are_tried_in_turn_until_their_times_are_known(monkeypatch, seconds, runs, left):
+    now = itertools.accumulate(itertools.cycle((0, seconds[0], 0, seconds[1])))
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: next(now))
+    trials, tried = threads_module.Trials(["first", "last"]), []
+    while not trials.decided:
+        assert trials.run(lambda way: tried.append(way) or way) == tried[-1]
+    assert tried == ["first", "last"] * (runs // 2)
+    assert trials.ways == [left]
+    assert trials.run(str) == left
+
+
 @pytest.mark.parametrize(
     ("samples", "rate", "together"),
     [(20, 0.0, True), (21, 0.0, False), (20, 0.5, False)],
