@@ -480,8 +480,12 @@ class Dropout(Layer, op="dropout"):
         return ops.dropout(x, self.rate, generator)
 
     def state(self) -> NDArray[np.uint64]:
-        """Where the streams of all traced copies are, (copies, 6), in the order in which they were traced."""
-        return np.array([_words(generator) for generator in self._streams], np.uint64).reshape(-1, self._WORDS)
+        """Where the streams of all traced copies are, (copies, 6), in the order in which they were traced.
+
+        Behind them those of a loaded state whose copies have not been traced yet.
+        """
+        traced = np.array([_words(generator) for generator in self._streams], np.uint64).reshape(-1, self._WORDS)
+        return np.concatenate([traced, self._loaded[len(traced) :]])
 
     def load_state(self, state: NDArray[np.uint64]) -> None:
         """Let the streams go on from a `state`; a copy that is traced later goes on from its own part of it."""

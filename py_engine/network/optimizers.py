@@ -122,7 +122,7 @@ class Optimizer(ABC):
 
     @property
     def decided(self) -> bool:
-        """Whether it is known which length of block and how many threads are the fastest: not before the first step."""
+        """Whether it is known which length of block and how many threads are the fastest; not before a first step."""
         return self._cut_by.decided
 
     def bind(self, vector: Vector, cuts: Iterable[int] = ()) -> None:
@@ -140,6 +140,7 @@ class Optimizer(ABC):
         self._vector = vector
         self._cuts = {cut for cut in cuts if 0 < cut < vector.size}
         self._gradient = None
+        self._cut_by = Trials([])
         self._state = {name: np.zeros_like(vector) for name in self.state_names}
 
     def step(self, vector: Vector, gradient: Vector, team: Team | None = None) -> None:

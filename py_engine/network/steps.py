@@ -176,7 +176,7 @@ class Replay:
     Args:
         shards: the parts of the batch.
         meeting: where they meet, if they do.
-        threads: the ways to use threads; the first is used until the fastest is known.
+        threads: the ways to use threads, those that use more first.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class Replay:
 
     @property
     def runs_in_team(self) -> bool:
-        """Whether threads of a team compute something of each step, so that they are awake."""
-        return len(self.shards) > 1 or self.threads.ways[0].share_products
+        """Whether threads of a team compute something of a step as it is run now, so that they are awake."""
+        return len(self.shards) > 1 or (self.shards[0] is self._sharing and self._sharing is not self._alone)
 
     def use(self, use: ThreadUse) -> None:
         """Share the large products of a whole batch from now on, or not."""
@@ -496,9 +496,10 @@ def _growth(part: Program, whole: Program) -> dict[int, float]:
 def _may_pay(whole: Program) -> bool:
     """Whether splitting may pay, from what was traced, which spares planning a part of the batch where it can't.
 
-    What is planned makes one call at least of each op but views, and they move no more than the ops.
+    What is planned makes about one call of each op or more, but of views none, and they move about what the ops do.
     """
     computed = [step for step in whole.equations if step.op.view is None]
     read = sum(x.nbytes for x in whole.inputs)
-    moved = sum(x.nbytes for step in computed if not step.op.product for x in (*step.inputs, *step.outputs))
+    spread = [step for step in computed if not (step.op.product and all(x.ndim <= 2 for x in step.inputs))]
+    moved = sum(x.nbytes for step in spread for x in (*step.inputs, *step.outputs))
     return 2 * read + moved > SPLIT_FROM * len(computed)

@@ -15,8 +15,8 @@ Task = Callable[[], Any]
 Way = TypeVar("Way")
 
 TRIALS, LEAST_SECONDS = 3, 0.15
-"""Runs of each way, at least, of which the fastest counts, and seconds from the first run to the last: threads of BLAS
-wait busily for 0.1 s after a product, and runs of other ways meanwhile say little."""
+"""Runs of each way, at least, of which the fastest counts, and seconds from the first run to the last: after a product
+threads of BLAS wait busily for 0.1 s, beside those that run what is tried meanwhile."""
 
 GAIN = 1.03
 """How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""

@@ -134,6 +134,7 @@ class Trainer:
         tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
         self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
+        self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
@@ -176,10 +177,11 @@ class Trainer:
         steps_rates = None if rates is None else np.asarray(rates, np.float64)
         if steps_rates is not None and steps_rates.shape != found.shape:
             raise ShapeError(f"expected a learning rate for each of {len(found)} steps, got shape {steps_rates.shape}")
-        # Both are planned first: a batch that the model can't take is an error before anything is trained.
+        # Both are planned first: a batch that the model can't take is an error before anything is trained. The whole
+        # one comes first: streams of dropout layers are numbered in that order.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
-        steps = {samples: self._step(samples, x, y) for samples in sizes}
-        whole = before = steps[max(sizes)]
+        steps = {samples: self._step(samples, x, y) for samples in sorted(sizes, reverse=True)}
+        self._planned = whole = before = steps[max(sizes)]
         with self._blas_threads(whole.threads.ways[0].blas), reading_ahead(x, rows) as reached:
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
@@ -189,11 +191,10 @@ class Trainer:
                     self._use(step, step.threads.ways[0])
                     before = step
                 rate = None if steps_rates is None else float(steps_rates[number])
-                train = partial(
-                    self._train, step, x, y, batch, number, rate, None if weights is None else weights[number]
-                )
+                weight = None if weights is None else weights[number]
+                finish = partial(self._finish, step, number, rate, weight)
                 tries = step is whole and not step.threads.decided
-                found[number] = self._try(step, x, y, batch, train) if tries else train()
+                found[number] = self._try(step, x, y, batch, finish) if tries else finish(step.run(x, y, batch))
         if self.parallel is not None and weights is not None:
             return self.parallel.add_up(found * weights)
         return found
@@ -213,7 +214,7 @@ class Trainer:
         seconds are those of the first shard, and the rest is that of all; shards that wait for each other are planned
         as one for this. Empty without a step that is replayed.
         """
-        step = next(reversed(self._steps.values()), None)
+        step = self._planned
         if not isinstance(step, Replay):
             return []
         shards = step.shards
@@ -230,7 +231,7 @@ class Trainer:
 
     def threads_in_step(self) -> str:
         """Return in words what the threads do in the last planned step; empty without a step that is replayed."""
-        step = next(reversed(self._steps.values()), None)
+        step = self._planned
         if not isinstance(step, Replay):
             return ""
         if len(step.shards) > 1:
@@ -329,6 +330,7 @@ class Trainer:
             self._threads.close()
             self._threads = None
         self._steps.clear()
+        self._planned = None
         self._forwards.clear()
 
     # Looking at it ----------------------------------------------------------------------------------------
@@ -345,11 +347,8 @@ class Trainer:
 
     # How it works -----------------------------------------------------------------------------------------
 
-    def _train(
-        self, step: Step, x: Array, y: Array, rows: Rows, number: int, rate: float | None, weight: float | None
-    ) -> float:
-        """Run a step and update with this learning rate; return the loss, of that weight among all processes."""
-        loss = step.run(x, y, rows)
+    def _finish(self, step: Step, number: int, rate: float | None, weight: float | None, loss: float) -> float:
+        """Update after a step, with this learning rate; return its loss, which has this weight among all processes'."""
         if self.parallel is not None and weight is not None:
             self.parallel.exchange(self._gradient.vector, weight, loss)
         self._check(step, loss, number + 1)
@@ -415,27 +414,30 @@ class Trainer:
             if isinstance(step, Replay) and step.uses_team:
                 with self._blas_threads(1):
                     step.work_in(self._all_threads())
-            self._steps[key] = step
+            self._steps[key] = self._planned = step
         return self._steps[key]
 
-    def _try(self, step: Step, x: Array, y: Array, rows: Rows, train: Callable[[], float]) -> float:
+    def _try(self, step: Step, x: Array, y: Array, rows: Rows, finish: Callable[[float], float]) -> float:
         """Train in one of the ways to use threads that may be the fastest, and keep the time.
 
-        The update counts: threads of BLAS that wait busily slow down those that share it. So what it does with threads
-        is found out first.
+        The update counts, since threads of BLAS that wait busily slow down those that share it, and the optimizer
+        chooses its threads before. Not so where other processes are waited for, or an update is made after several
+        steps.
         """
 
         def run(use: ThreadUse) -> float:
             self._use(step, use)
-            return train()
+            return step.run(x, y, rows)
 
         try:
             if not step.threads.compared:
                 self._keep_what_computes_the_same(step, x, y, rows)
                 step.threads.compared = True
+            if self.parallel is not None or self.accumulate > 1:
+                return finish(step.threads.run(run))
             if not self.optimizer.decided:
-                return run(step.threads.ways[-1])
-            return float(step.threads.run(run))
+                return finish(run(step.threads.ways[-1]))
+            return float(step.threads.run(lambda use: finish(run(use))))
         finally:
             self._use(step, step.threads.ways[0])
 

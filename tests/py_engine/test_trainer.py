@@ -234,6 +234,31 @@ def test_auto_leaves_thousands_of_short_calls_whole_and_splits_them_where_they_a
         trainer.close()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_streams_of_batches_that_have_not_come_again_are_kept_when_a_training_is_resumed_twice(batch, threads):
+    x, y = batch
+
+    def go_on_from(trainer=None):
+        fresh = Trainer(dropping_chain(), batch_size=20, threads=threads, optimizer=SGD(0.1))
+        if trainer is not None:
+            fresh.parameters.vector[...] = trainer.parameters.vector
+            fresh.load_state(trainer.state())
+        return fresh
+
+    whole = go_on_from()
+    for rows in (40, 41):  # the last row of 41 is a batch with another stream
+        whole.train_epoch(x[:rows], y[:rows])
+    once = go_on_from(whole)
+    once.train_epoch(x[:40], y[:40])
+    twice = go_on_from(once)
+    for trainer in (once, twice):
+        trainer.train_epoch(x[:41], y[:41])
+    for rows in (40, 41):
+        whole.train_epoch(x[:rows], y[:rows])
+    np.testing.assert_array_equal(once.parameters.vector, whole.parameters.vector)
+    np.testing.assert_array_equal(twice.parameters.vector, whole.parameters.vector)
+
+
 def share_small_products(monkeypatch):
     monkeypatch.setattr(products, "SHARED_FLOPS", 1)
     monkeypatch.setattr(steps, "SHARED_FROM", 1)

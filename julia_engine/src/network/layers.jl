@@ -448,8 +448,12 @@ function forward(layer::Dropout, x::Tensor, parameters::Dict{String,Tensor}, tra
     return dropout(x, layer.rate, generator)
 end
 
-"""Where the streams of all traced copies of a dropout layer are, in the order in which they were traced."""
-stream_states(layer::Dropout) = Int64[number for generator in layer.streams for number in generator.state]
+"""
+Where the streams of all traced copies of a dropout layer are, in the order in which they were traced, and behind them those that
+were loaded for copies which have not been traced yet.
+"""
+stream_states(layer::Dropout) = append!(Int64[number for generator in layer.streams for number in generator.state],
+    layer.loaded[2*length(layer.streams)+1:end])
 
 """Let the streams go on from such numbers; a copy that is traced later goes on from its own."""
 function load_streams!(layer::Dropout, numbers::Vector{Int64})

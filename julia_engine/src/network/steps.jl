@@ -184,7 +184,7 @@ const MULTIPLICATIONS_PER_BYTE = 2
 
 """
 Whether one part of the batch for each thread takes less time than the whole batch, of which the threads share the large products
-or, where `shared` is false, one thread computes all: where there are convolutions, which do much with few bytes, or where all
+or, where `shared` is false, do not: where there are convolutions, which do much with few bytes, or where all
 that only splitting spreads over threads takes longer than summing the gradients does. It follows from sizes alone.
 """
 function splitting_pays(shards::Vector{Shard{T}}; shared::Bool=true) where {T}
@@ -192,12 +192,14 @@ function splitting_pays(shards::Vector{Shard{T}}; shared::Bool=true) where {T}
     any(step -> occursin("conv", step.equation.op.name), steps) && return true
     kept_apart = sum(Int[c.height * c.width for c in shards[1].columns])
     summed = (length(shards[1].gradient) - kept_apart) * sizeof(T)
-    spread = 0.0
+    products, spread = AD.Kernels.products(T), 0.0
     for step in steps
-        product = AD.Kernels.product_of(code, instructions(T, step))
-        if product !== nothing
-            shared || (spread += sum(AD.Kernels.multiplications, code[product]) / MULTIPLICATIONS_PER_BYTE)
-        elseif step.equation.op.view === nothing
+        range = instructions(T, step)
+        if !shared
+            multiplied = sum(Float64[AD.Kernels.multiplications(code[i]) for i in range if code[i].kernel in products])
+            spread += multiplied / MULTIPLICATIONS_PER_BYTE
+        end
+        if step.equation.op.view === nothing && AD.Kernels.product_of(code, range) === nothing
             spread += AD.bytes_moved(step)
         end
     end
@@ -252,8 +254,8 @@ function make_shards(::Type{T}, chain::Chain, objective, input::Vector{Int}, tar
     ends = Int[samples * k ÷ n for k in 0:n]
     meeting = n > 1 && (couples_batch(chain) || couples_batch(objective)) ? Meeting(n, samples) : nothing
     return Shard{T}[Shard{T}(chain, objective, input, target, target_type, ends[k], ends[k+1] - ends[k], samples,
-        k == 1 ? gradient : cleared(chain.parameters.layout, AD.huge_pages!(Vector{T}(undef, length(gradient)))), techniques, sparse, meeting, k)
-                    for k in 1:n]
+        k == 1 ? gradient : cleared(chain.parameters.layout, AD.huge_pages!(Vector{T}(undef, length(gradient)))),
+        techniques, sparse, meeting, k) for k in 1:n]
 end
 
 """Set what lies between the tensors to zero: every number of a gradient vector is looked at."""

@@ -789,11 +789,12 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
         target_type(trainer), samples, threads, trainer.gradient, trainer.techniques, trainer.sparse)
     shards, team = make(threads), trainer.team.size
     if team > 1 && (threads == 1 || !splitting_pays(shards))
-        whole = with_shared_products(threads == 1 ? shards[1] : make(1)[1], team)
-        if whole !== nothing
-            shards = Shard{T}[whole]
-        elseif threads > 1 && !splitting_pays(shards; shared=false)
-            shards = make(1)
+        whole = threads == 1 ? shards : make(1)
+        shared = with_shared_products(whole[1], team)
+        if shared !== nothing
+            shards = Shard{T}[shared]
+        elseif !splitting_pays(shards; shared=false)
+            shards = whole
         end
     end
     couples = any(e -> e.op.couples_batch && e.op !== SUM_OF_PARTS, shards[1].tape.program.equations)
