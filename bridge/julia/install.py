@@ -106,7 +106,7 @@ def _find_or_install(memory: Memory, say: Say, recipes: Sequence[Recipe]) -> tup
 
 def _from_juliapkg(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
     say("asking juliapkg, which downloads Julia (some minutes)")
-    project = juliacall.prepare()
+    project = juliacall.prepare(say=lambda line: say(f"  {line}"))
     return memory.prove(project.executable, "juliapkg"), project
 
 
@@ -128,7 +128,7 @@ def _prepare_project(julia: Julia, memory: Memory, project: Project | None, say:
     try:
         if project is None:
             say("  asking juliapkg for PythonCall.jl (some minutes)")
-            project = juliacall.prepare(julia.executable)
+            project = juliacall.prepare(julia.executable, lambda line: say(f"    {line}"))
         start.remember_project(julia, memory, project)
     except JuliaUnavailableError as error:
         say(f"  {error}")

@@ -12,13 +12,13 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from bridge.child import completed
 from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.libjulia import environment
 from bridge.libjulia.find import Julia
@@ -35,7 +35,7 @@ PROJECT_VARIABLE = "PYTHON_JULIACALL_PROJECT"
 CONTACT_SECONDS = 15
 """How long a server may stand still while juliapkg is preparing."""
 
-# juliapkg sets no limit of its own. The last line is for us.
+# juliapkg sets no limit. The last line is for us.
 _PREPARE = f"""
 import json, socket
 socket.setdefaulttimeout({CONTACT_SECONDS})
@@ -43,6 +43,14 @@ import juliapkg
 juliapkg.resolve()
 print(json.dumps({{"executable": juliapkg.executable(), "project": juliapkg.project()}}))
 """
+
+_WARNING, _ERROR = "[juliapkg] WARNING: ", "ERROR: "
+"""How a warning of juliapkg's begins, and the line in which Julia says why it ends."""
+
+_ENDS = _ERROR, "Traceback ", "{"
+"""How the line begins from which on there is no more progress: an error's, or the answer's."""
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -117,21 +125,40 @@ def obstacle(julia: Julia) -> str | None:
     return None
 
 
-def prepare(executable: str | None = None) -> Project:
+def prepare(executable: str | None = None, say: Say = lambda line: None) -> Project:
     """Let juliapkg set up PythonCall.jl, for this Julia or for one that it finds or downloads; needs the internet.
 
-    Raises `JuliaUnavailableError` with the reason when it can't.
+    `say` gets its lines of progress. Raises `JuliaUnavailableError` with the reason when it can't.
     """
     if importlib.util.find_spec("juliapkg") is None:
         raise JuliaUnavailableError("juliapkg is not installed: pip install juliacall")
     variables = dict(os.environ)
     if executable is not None:
         variables.setdefault("PYTHON_JULIAPKG_EXE", executable)
-    done = completed([sys.executable, "-c", _PREPARE], variables)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise JuliaUnavailableError(f"juliapkg: {said[-1]}")
-    return Project(**json.loads(done.stdout.splitlines()[-1]))
+    command = [sys.executable, "-u", "-c", _PREPARE]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdin=nothing, stdout=pipe, stderr=subprocess.STDOUT, env=variables, encoding="utf-8", errors="replace"
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                lines.append(line.rstrip())
+                if not any(earlier.startswith(_ENDS) for earlier in lines) and not line.lstrip().startswith("|"):
+                    say(lines[-1])
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise JuliaUnavailableError(f"juliapkg: {_reason(lines or [f'exit code {process.returncode}'])}")
+    return Project(**json.loads(next(line for line in reversed(lines) if line.startswith("{"))))
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """What juliapkg has warned of, and what Julia, where it ran, or Python ended with."""
+    warnings = [line.removeprefix(_WARNING) for line in lines if line.startswith(_WARNING)]
+    ended = next((line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)), lines[-1])
+    return "; ".join([*warnings, ended])
 
 
 def _settings(julia: Julia, threads: int, project: Project | None, sysimage: str | None) -> dict[str, str]:

@@ -55,7 +55,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         if here.installed is not None:
             yield here.installed
 
-    def prepare(executable: str | None = None) -> Project:
+    def prepare(executable: str | None = None, say: juliacall.Say = print) -> Project:
+        say("[juliapkg] Locating Julia")
         here.asked.append(f"juliapkg {Path(executable).name if executable else 'any'}")
         if here.juliapkg is None:
             raise JuliaUnavailableError("juliapkg: Name or service not known")

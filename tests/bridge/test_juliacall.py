@@ -426,11 +426,16 @@ def test_a_juliacall_that_runs_already_is_joined(run: Run, tmp_path: Path) -> No
 # juliapkg, which sets up PythonCall.jl.
 
 JULIAPKG = """
-import os
+import os, subprocess, sys
 def resolve():
     print("[juliapkg] Locating Julia")
+    print("[juliapkg] WARNING: juliapkg_exe=/opt/julia is Julia 1.12.2 but 1.10.3 - 1.11 is required")
+    print("          | import Pkg")
     if os.environ.get("STAND_IN_IS") == "offline":
         raise Exception("urlopen error: no way to the network")
+    if os.environ.get("STAND_IN_IS") == "unsatisfiable":
+        code = "import sys; sys.exit(chr(10).join(['ERROR: Unsatisfiable requirements', 'Stacktrace:', ' [1] add']))"
+        subprocess.run([sys.executable, "-c", code], check=True)
 def executable():
     return os.environ.get("PYTHON_JULIAPKG_EXE", "/downloaded/julia")
 def project():
@@ -457,8 +462,21 @@ def test_juliapkg_prepares_the_julia_it_is_told_or_one_of_its_own(
 
 def test_a_juliapkg_that_fails_is_quoted(juliapkg: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_IS", "offline")
-    with pytest.raises(JuliaUnavailableError, match="juliapkg: Exception: urlopen error: no way to the network"):
+    with pytest.raises(JuliaUnavailableError, match="required; Exception: urlopen error: no way to the network"):
         juliacall.prepare()
+
+
+def test_where_julia_fails_its_own_message_is_quoted(juliapkg: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_IS", "unsatisfiable")
+    with pytest.raises(JuliaUnavailableError, match=r"1.10.3 - 1.11 is required; Unsatisfiable requirements$"):
+        juliacall.prepare()
+
+
+def test_what_juliapkg_does_is_passed_on_line_by_line(juliapkg: None) -> None:
+    lines: list[str] = []
+    juliacall.prepare(say=lines.append)
+    assert lines[0] == "[juliapkg] Locating Julia"
+    assert len(lines) == 2, "the lines of Julia that it runs, and the answer, are no progress"
 
 
 # The real thing.
