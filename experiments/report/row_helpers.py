@@ -109,7 +109,7 @@ def table_of(
             *notes,
             *(counting_notes(view) if "memory" in measures else ()),
             *(["Accuracies and losses are those of the runs on all machines."] if view.machines else ()),
-            *image_notes(view, measures),
+            *image_notes(view, [measure for measure in measures if measure in TRAINED]),
             *missing_notes(view, measures, only),
         ),
         wide=wide,
@@ -304,11 +304,11 @@ def counting_notes(view: View) -> list[str]:
 
 
 def image_notes(view: View, measures: Iterable[str]) -> list[str]:
-    """Which engines' Julia started from a system image, so that nothing of their first epochs was compilation."""
+    """Which engines' Julia started from a system image, so that next to nothing was compiled when they did."""
     found = [
         view.label(engine)
         for engine in view.engines()
-        if any(with_image(view.ok(measure, engine)).any() for measure in measures if measure in TRAINED)
+        if any(with_image(view.ok(measure, engine)).any() for measure in measures)
     ]
     return [f"Started from a compiled system image of Julia: {', '.join(found)}."] if found else []
 

@@ -210,6 +210,7 @@ def sizes_start(view: View) -> Table:
             "that of the smallest mini-batch; in brackets what came before, importing the engine and starting its "
             "runtime. Memory: the peak resident since before the first `build`, over the level there; in brackets that "
             "of the whole process.",
+            *row_helpers.image_notes(view, ("sizes",)),
             *_gave_up(view),
         ],
     )

@@ -417,6 +417,16 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
     assert [one.get_title(loc="left") for one in axes] == [family.title for family in PAPER.families]
 
 
+@pytest.mark.parametrize("image", [True, False])
+def test_start_up_from_a_system_image_is_called_that(image: bool, fake: ModuleType, view_of: ViewOf) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    for item in rows["runs"]:
+        if image and item["engine"] == "julia":
+            item["framework_version"] = "julia 1.5.3 sysimage 0123456789abcdef"
+    said = "Started from a compiled system image of Julia: TwinGrad Julia."
+    assert (said in sizes.sizes_start(view_of(rows, paper="sizes")).notes) is image
+
+
 def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
     assert sizes.exponent([1, 10, 100], [3, 30, 300]) == pytest.approx(1)
     assert sizes.exponent([2, 2], [1, 2]) is None
