@@ -342,8 +342,10 @@ def _of_series(view: View) -> Iterator[Row]:
 
 def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Series) -> float | None:
     """The slope of log time over log value by least squares; None for fewer than two values, or without a time."""
-    x, y = np.log(np.asarray(values, float)), np.log(np.asarray(times, float))
-    return None if len(set(x)) < 2 or not np.isfinite(y).all() else float(np.polyfit(x, y, 1)[0])
+    sizes, seconds = np.asarray(values, float), np.asarray(times, float)
+    if len(set(sizes)) < 2 or not (np.isfinite(seconds) & (seconds > 0)).all():
+        return None
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
 def _origin(view: View) -> dict[str, Any]:

@@ -430,6 +430,7 @@ def test_start_up_from_a_system_image_is_called_that(image: bool, fake: ModuleTy
 def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
     assert sizes.exponent([1, 10, 100], [3, 30, 300]) == pytest.approx(1)
     assert sizes.exponent([2, 2], [1, 2]) is None
+    assert sizes.exponent([1, 10], [0, 1]) is None, "no time was left over of a start-up"
 
 
 def test_the_committed_run_says_where_its_rows_come_from_and_how_all_of_it_grows() -> None:
