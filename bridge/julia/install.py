@@ -111,27 +111,34 @@ def _from_juliapkg(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
 
 
 def _ways(julia: Julia, memory: Memory, project: Project | None, say: Say) -> dict[str, start.Verdict]:
-    if juliacall.obstacle(julia) is None:
-        _prepare_project(julia, memory, project, say)
+    reason = juliacall.obstacle(julia) or _prepare_project(julia, memory, project, say)
     seen = {}
     for way in (JULIACALL, EMBEDDED):
         known = start.verdict(way, julia, memory)
-        seen[way] = known if known is not None and known.ok else start.verify(way, julia, memory)
+        if known is not None and known.ok:
+            seen[way] = known
+        elif way == JULIACALL and reason is not None:  # without a project juliacall would try to download one
+            seen[way] = start.Verdict(False, reason)
+        else:
+            seen[way] = start.verify(way, julia, memory)
         say(f"  {way}: {'works' if seen[way].ok else seen[way].reason}")
     return seen
 
 
-def _prepare_project(julia: Julia, memory: Memory, project: Project | None, say: Say) -> None:
-    """PythonCall.jl for juliacall. Without it the other way in remains."""
-    if start.known_project(julia, memory) is not None or (project is None and _offline()):
-        return
+def _prepare_project(julia: Julia, memory: Memory, project: Project | None, say: Say) -> str | None:
+    """PythonCall.jl for juliacall; the reason where there is none. Without it the other way in remains."""
+    if start.known_project(julia, memory) is not None:
+        return None
+    if project is None and _offline():
+        return f"PythonCall.jl is not set up, and {OFFLINE_VARIABLE} forbids to download it"
     try:
         if project is None:
             say("  asking juliapkg for PythonCall.jl (some minutes)")
             project = juliacall.prepare(julia.executable, lambda line: say(f"    {line}"))
         start.remember_project(julia, memory, project)
     except JuliaUnavailableError as error:
-        say(f"  {error}")
+        return str(error)
+    return None
 
 
 def _offline() -> bool:
