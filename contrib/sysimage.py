@@ -220,12 +220,20 @@ def _models() -> Iterator[specs.ModelSpec]:
     yield _model("dense", [28, 28], {"id": "flat", "op": "flatten"}, dense, relu, dropout, output)
     tanh = {"id": "tanh", "op": "activation", "activation": "tanh"}
     yield _model("regression", [8], dense, tanh, output, loss="mean_squared_error")
+    flat, pool = {"id": "flat", "op": "flatten"}, {"op": "max_pool2d", "window": 2}
+    conv = {"op": "conv2d", "filters": 16, "kernel": 5}
+    lenet = {"id": "conv1", **conv}, relu, {"id": "pool1", **pool}, {"id": "conv2", **conv}, flat
+    yield _model("lenet", [3, 16, 16], *lenet, output)
+    conv = {"op": "conv2d", "filters": 16, "kernel": 3, "padding": 1, "bias": False}
+    padded = {"id": "conv1", **conv, "bias": True}, relu, {"id": "pool1", **pool}
+    strided = {"id": "conv2", **conv, "stride": 2}, {"id": "norm", "op": "batch_norm"}, {**relu, "id": "relu2"}
+    yield _model("padded", [3, 16, 16], *padded, *strided, {"id": "mean", "op": "global_avg_pool"}, output)
 
 
 def _model(
     name: str, shape: list[int], *layers: dict[str, Any], loss: str = "softmax_cross_entropy"
 ) -> specs.ModelSpec:
-    header = {"format": "twingrad-model", "version": 1, "opset": 1, "name": name}
+    header = {"format": "twingrad-model", "version": 1, "opset": 3, "name": name}
     input = {"shape": ["N", *shape], "dtype": "float32"}
     return specs.parse({**header, "input": input, "layers": list(layers), "loss": {"op": loss}})
 
