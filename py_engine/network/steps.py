@@ -377,6 +377,7 @@ def make_step(
     return Replay([shard], threads=[all_threads, one_thread] if open_yet else [all_threads])
 
 
+@restoring
 def _traced(
     chain: Chain, loss: Loss, x: Array, y: Array, samples: int, techniques: Techniques, size: int
 ) -> TracedStep:

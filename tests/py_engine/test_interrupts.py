@@ -108,7 +108,7 @@ def test_an_interrupt_leaves_no_state(name: str, rng: np.random.Generator) -> No
     before, expected = dict(STATE.__dict__), pe.grad(f)(X)
     places = np.array(interrupted_at(0, call))
     tried = {
-        *np.flatnonzero(places).tolist()[:20],
+        *np.flatnonzero(places).tolist(),
         *rng.integers(0, len(places), settings.default.max_examples).tolist(),
     }
     for place in sorted(tried):
