@@ -45,6 +45,8 @@ from experiments.measures.task import Task
 from py_engine import network
 from py_engine.ad.op import Equation, nbytes
 from py_engine.ad.program import Program, simplify
+from py_engine.ad.state import entering
+from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor
 from py_engine.network import losses
 from py_engine.network.steps import trace_step
@@ -126,7 +128,8 @@ def _traced(task: Task) -> tuple[network.Chain, Program, list[str]]:
     chain = build_chain(task.spec, task.dtype)
     shapes = _batch(task.spec, np.dtype(task.dtype))
     x, y = (Tensor.symbol((task.batch_size, *shape), dtype) for shape, dtype in shapes)
-    program, trained, _ = trace_step(chain, losses.get(task.spec.loss.op, **task.spec.loss.settings()), x, y)
+    with entering(techniques=Techniques(fuse=False)):
+        program, trained, _ = trace_step(chain, losses.get(task.spec.loss.op, **task.spec.loss.settings()), x, y)
     return chain, simplify(program), trained
 
 

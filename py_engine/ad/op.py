@@ -128,6 +128,8 @@ class Op:
         bytes: `bytes(*inputs, **attrs)`: the bytes that it has to read and write, where these are not all of its
             operands and results.
         product: whether `flops` are those of sums of products: `flops` is what they take one by one.
+        steps: whether it is a product for each of many steps, and other calls between them, which count where threads
+            are to share them.
         skipped: `skipped(*inputs, **attrs)`: which share of the result's elements a product that reads it need not
             multiply, since they are known to be zeros, or may repeat others.
         unread: `unread(*inputs, **attrs)`: which share of its first input's elements need not be computed one by one
@@ -174,6 +176,7 @@ class Op:
     flops: Callable[..., int] | None = None
     bytes: Callable[..., int] | None = None
     product: bool = False
+    steps: bool = False
     skipped: Callable[..., float] | None = None
     unread: Callable[..., float] | None = None
     fused: bool = False

@@ -1,6 +1,6 @@
 """Every technique of the engine as a switch, so that an ablation can tell what each one brings.
 
-The defaults are the engine; all results are the same with any of them off, only slower or larger.
+The defaults are the engine; all results are the same with any of them off, up to roundings, only slower or larger.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Techniques:
             sparse one-hot labels); off: log_softmax times one-hot rows.
         fuse: convolution, bias, relu and max-pooling as one chain of few calls: the pooling is made ready by the
             matrix product of the convolution, and relu, which commutes with it, comes after it, where there is less
-            to do; off: op after op.
+            to do; all steps of an LSTM or a GRU as one op, which differs by roundings; off: op after op.
         batched: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients
             accumulated.
         flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.

@@ -24,7 +24,9 @@ from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.state import STATE, collecting
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.network import recurrence
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec, resolve, stream
+from py_engine.network.recurrence import Recurrence
 
 Shape = tuple[int, ...]
 Tensors = Mapping[str, Tensor]
@@ -257,16 +259,28 @@ class Recurrent(Layer):
             projected = ops.reshape(rows, (steps, samples, width))
         else:
             projected = ops.copy(ops.transpose(ops.reshape(rows, (samples, steps, width)), (1, 0, 2)))
-        states = self.unroll([projected[t] for t in range(steps)], parameters["recurrent"])
-        return states[-1] if self.returns == "last" else ops.stack(states, axis=1)
+        return self.states(projected, parameters["recurrent"])
 
     @abstractmethod
-    def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
-        """The hidden states (N, units) of all steps from their projected inputs (N, gates · units)."""
+    def states(self, projected: Tensor, recurrent: Tensor) -> Tensor:
+        """The last hidden state (N, units), or all (N, T, units), from projected inputs (T, N, gates · units)."""
 
-    def gate(self, values: Tensor, index: int, count: int = 1) -> Tensor:
-        """`count` gates from `index` on, out of (N, gates · units)."""
-        return values[:, index * self.units : (index + count) * self.units]
+
+class Gated(Recurrent):
+    """What LSTM and GRU share: all steps are one op where the technique `fuse` is on, else many."""
+
+    recurrence: ClassVar[Recurrence]
+
+    def states(self, projected: Tensor, recurrent: Tensor) -> Tensor:
+        """With what a gradient needs where there may be one."""
+        last = self.returns == "last"
+        if STATE.techniques is None or STATE.techniques.fuse:
+            traced = projected.data is None or STATE.trace is not None
+            keep = traced or (STATE.grad_enabled and max(projected.level, recurrent.level) > 0)
+            found = self.recurrence.op.apply_several((projected, recurrent), {"last": last, "keep": keep})[0]
+        else:
+            found = self.recurrence.steps(projected, recurrent, last, False)[0]
+        return found if last else ops.transpose(found, (1, 0, 2))
 
 
 class RNN(Recurrent, op="rnn"):
@@ -289,16 +303,16 @@ class RNN(Recurrent, op="rnn"):
         super().__init__(inputs, units, returns, weight_init, recurrent_init, bias_init, name)
         self.activation = self._one_of("activation", activation, ACTIVATIONS)
 
-    def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
+    def states(self, projected: Tensor, recurrent: Tensor) -> Tensor:
         """One product and one activation per step."""
         activation = ACTIVATIONS[self.activation]
-        states = [activation(projected[0])]
-        for step in projected[1:]:
-            states.append(activation(step + states[-1] @ recurrent))
-        return states
+        found = [activation(projected[0])]
+        for t in range(1, len(projected)):
+            found.append(activation(projected[t] + found[-1] @ recurrent))
+        return found[-1] if self.returns == "last" else ops.stack(found, axis=1)
 
 
-class LSTM(Recurrent, op="lstm"):
+class LSTM(Gated, op="lstm"):
     """Long short-term memory with a forget gate (Gers et al. 2000), without peepholes; gates i, f, g, o.
 
     ``c_t = f * c_{t-1} + i * g`` and ``h_t = o * tanh(c_t)``, where i, f and o are sigmoids and g is the tanh
@@ -306,21 +320,10 @@ class LSTM(Recurrent, op="lstm"):
     """
 
     gates = 4
-
-    def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
-        """The first step has nothing to forget; i and f are neighbours, so one sigmoid serves both."""
-        i, g = ops.sigmoid(self.gate(projected[0], 0)), ops.tanh(self.gate(projected[0], 2))
-        cell = i * g
-        states = [ops.sigmoid(self.gate(projected[0], 3)) * ops.tanh(cell)]
-        for step in projected[1:]:
-            z = step + states[-1] @ recurrent
-            i_and_f, g = ops.sigmoid(self.gate(z, 0, 2)), ops.tanh(self.gate(z, 2))
-            cell = self.gate(i_and_f, 1) * cell + self.gate(i_and_f, 0) * g
-            states.append(ops.sigmoid(self.gate(z, 3)) * ops.tanh(cell))
-        return states
+    recurrence = recurrence.LSTM
 
 
-class GRU(Recurrent, op="gru"):
+class GRU(Gated, op="gru"):
     """Gated recurrent unit (Cho et al. 2014), with the reset after the product; gates r, z, n.
 
     ``h_t = (1 - z) * n + z * h_{t-1}``, where r and z are sigmoids of their part of ``x_t @ weight + bias +
@@ -329,18 +332,7 @@ class GRU(Recurrent, op="gru"):
     """
 
     gates = 3
-
-    def unroll(self, projected: list[Tensor], recurrent: Tensor) -> list[Tensor]:
-        """The first step has nothing to reset; r and z are neighbours, so one sigmoid serves both."""
-        n = ops.tanh(self.gate(projected[0], 2))
-        states = [n - ops.sigmoid(self.gate(projected[0], 1)) * n]
-        for step in projected[1:]:
-            h = states[-1]
-            product = h @ recurrent
-            r_and_z = ops.sigmoid(self.gate(step, 0, 2) + self.gate(product, 0, 2))
-            n = ops.tanh(self.gate(step, 2) + self.gate(r_and_z, 0) * self.gate(product, 2))
-            states.append(n + self.gate(r_and_z, 1) * (h - n))
-        return states
+    recurrence = recurrence.GRU
 
 
 class Flatten(Layer, op="flatten"):

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from py_engine.ad.compile.products import dtypes_of_products, touch_buffers
+from py_engine.ad.compile.products import bytes_of, dtypes_of_products, is_product, touch_buffers
 from py_engine.ad.compile.tape import Tape, rewritten
 from py_engine.ad.op import Call
 from py_engine.ad.program import Program, prune, traced, tracing
@@ -476,7 +476,9 @@ def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> b
         own = 1.0 if step.equation.op.product and min(grown) > 1 else max(grown, default=1.0)
         growth.update((id(y), growth.get(id(y), own)) for y in outputs)
         calls += len(step.calls)
-        if step.calls and not step.equation.op.product:
+        if step.equation.op.steps:
+            moved += own * sum(bytes_of(call) for call in step.calls if not is_product(call))
+        elif step.calls and not step.equation.op.product:
             moved += sum(x.nbytes * growth.get(id(x), 1.0) for x in (*inputs, *outputs))
     return moved > max(GRADIENT_MOVES * threads * shard.summed, SPLIT_FROM * calls)
 

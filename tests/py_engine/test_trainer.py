@@ -81,7 +81,7 @@ def train(x, y, epochs=3, chain=None, **options):
 
 SWITCHES = [
     "replay", "preallocate", "reuse_memory", "in_place", "views", "place_parts", "straight_line", "simplify", "join",
-    "fused_loss", "batched", "flat_parameters",
+    "fused_loss", "fuse", "batched", "flat_parameters",
 ]  # fmt: skip
 
 
@@ -156,9 +156,8 @@ def test_switching_a_technique_off_changes_no_result(batch, switch, layer):
 
 
 def test_every_technique_is_a_switch_tested_here_or_below():
-    assert {*SWITCHES, "split_batch", "sparse_rows", "fuse"} == set(
-        Techniques.__dataclass_fields__
-    )  # test_fusion.py has the last
+    """`test_fusion.py` has `fuse` for convolutions."""
+    assert {*SWITCHES, "split_batch", "sparse_rows"} == set(Techniques.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("threads", [2, 3])

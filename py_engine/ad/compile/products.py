@@ -69,9 +69,19 @@ def is_one_product(calls: Sequence[Call]) -> bool:
     return len(calls) == 1 or (len(calls) == 2 and isinstance(calls[1], partial) and calls[1].func is np.copyto)
 
 
+def is_product(call: Call) -> bool:
+    """Whether a call is a product of two matrices, or of stacks of them."""
+    return isinstance(call, partial) and call.func in (np.matmul, np.dot) and len(call.args) == 3
+
+
+def bytes_of(call: Call) -> int:
+    """The bytes of the arrays that a call is given."""
+    return sum(x.nbytes for x in call.args if isinstance(x, np.ndarray))
+
+
 def worth_sharing(call: Call) -> bool:
     """Whether a call is a product of two matrices that is large enough to be shared out to threads."""
-    if not isinstance(call, partial) or call.func not in (np.matmul, np.dot) or len(call.args) != 3:
+    if not is_product(call):
         return False
     a, b, out = call.args
     flops = 2 * out.size * a.shape[-1]
