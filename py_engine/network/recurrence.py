@@ -3,8 +3,7 @@
 As ops on single gates, a step of an LSTM with its gradient is 38 calls of numpy, each of which takes half a microsecond
 before it computes anything, and twice that where rows lie apart. Here it is 20 on memory in one piece, since
 
-- a sigmoid is (1 + tanh(z / 2)) / 2, so that all gates of an LSTM have one tanh: the weights and the projected inputs
-  are halved beforehand, which is exact;
+- the weights are negated beforehand, which is exact, so that a sigmoid, 1 / (1 + exp(-z)), has nothing to negate;
 - what the gradient is multiplied by at each step is known after the forward pass, and computed for many steps at once;
 - the numbers of a gate lie together, not those of a sample.
 
@@ -13,11 +12,12 @@ All other derivatives (forward mode, the gradient's own gradient), and batches i
 own, follow from the definition.
 
 Shapes: T steps, N samples, H units, G gates: an LSTM has four, which are i, f, g, o side by side in a row of the
-projected inputs, (T, N, 4 H), and i, f, o, g where they are kept, (T, 4, N, H); a GRU three: r, z, n.
+projected inputs, (T, N, 4 H), and i, f, o, -g where they are kept, (T, 4, N, H); a GRU three: r, z, n.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -60,6 +60,10 @@ def _by_gate(rows: Array, gates: int) -> Array:
 def _number(value: float, like: Array) -> Array:
     """A number as an array, which numpy need not make of it at each call."""
     return np.array(value, like.dtype)
+
+
+def _sigmoid_of_negated(z: Array, one: Array) -> list[Call]:
+    return [partial(np.exp, z, z), partial(np.add, z, one, z), partial(np.reciprocal, z, z)]
 
 
 # What follows from a definition ---------------------------------------------------------------------------
@@ -130,9 +134,16 @@ def _recurrence(
     doc: str,
     vjp: Callable[..., Sequence[Tensor | None]] | None = None,
 ) -> Op:
+    def kernel(*arrays: Array, **attrs: Any) -> None:
+        given = len(inspect.signature(definition).parameters) - len(attrs)
+        with np.errstate(over="ignore"):  # where a sigmoid is 0
+            for call in bind(arrays[:given], *arrays[given:], np.empty, **attrs):
+                call()
+
     return Op(
         name,
         infer,
+        kernel=kernel,
         bind=bind,
         several=True,
         narrow=_narrow,
@@ -195,7 +206,7 @@ def lstm_steps(projected: Tensor, recurrent: Tensor, last: bool, keep: bool) -> 
         tanhs.append(ops.tanh(cells[-1]))
         states.append(o * tanhs[-1])
         if keep:
-            gates.append(ops.stack([first[..., :units], first[..., units:], o, g], -3))
+            gates.append(ops.stack([first[..., :units], first[..., units:], o, -g], -3))
     result = states[-1:] if last else [ops.stack(states, -3)]
     if keep:
         result += [ops.stack(values, -3) for values in ([states] if last else []) + [cells, tanhs]]
@@ -214,35 +225,27 @@ def _bind_lstm(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep
         cells, tanhs = ([scratch((samples, units), dtype)] * steps for _ in range(2))
         gates = scratch((1, 4, samples, units), dtype)
     rows, term = scratch((samples, width), dtype), scratch((samples, units), dtype)
-    product, half, order = _by_gate(rows, 4), _number(0.5, projected), (0, 1, 3, 2)
-    halved = scratch(recurrent.shape, dtype)
-    calls: list[Call] = []
-    for to, gate in enumerate(order):
-        mine, source = (slice(k * units, (k + 1) * units) for k in (to, gate))
-        one = half if to < 3 else _number(1, projected)
-        calls.append(partial(np.multiply, recurrent[:, source], one, halved[:, mine]))
+    product, one, order = _by_gate(rows, 4), _number(1, projected), (0, 1, 3, 2)
+    negated = scratch(recurrent.shape, dtype)
+    in_order = _by_gate(negated, 4), _by_gate(recurrent, 4)
+    calls: list[Call] = [partial(np.copyto, in_order[0][to], in_order[1][gate]) for to, gate in enumerate(order)]
+    calls.append(partial(np.negative, negated, negated))
     for block in _blocks(steps, samples * width) if keep else [slice(t, t + 1) for t in range(steps)]:
         given, made = _by_gate(projected[block], 4), gates[block] if keep else gates
         calls += [partial(np.copyto, made[:, to], given[:, gate]) for to, gate in enumerate(order)]
         for t in range(block.start, block.stop):
             z, cell, tanh = gates[t if keep else 0], cells[t], tanhs[t]
-            i, f, o, g = z
-            calls.append(partial(np.multiply, z[:3], half, z[:3]))
+            i, f, o, minus_g = z
             if t:
-                calls += [partial(np.matmul, states[t - 1], halved, rows), partial(np.add, z, product, z)]
-            calls += [
-                partial(np.tanh, z, z),
-                partial(np.multiply, z[:3], half, z[:3]),
-                partial(np.add, z[:3], half, z[:3]),
-            ]
-            if t:
-                calls += [
-                    partial(np.multiply, f, cells[t - 1], cell),
-                    partial(np.multiply, i, g, term),
-                    partial(np.add, cell, term, cell),
-                ]
+                calls += [partial(np.matmul, states[t - 1], negated, rows), partial(np.subtract, product, z, z)]
             else:
-                calls.append(partial(np.multiply, i, g, cell))
+                calls.append(partial(np.negative, z, z))
+            calls += [*_sigmoid_of_negated(z[:3], one), partial(np.tanh, minus_g, minus_g)]
+            calls.append(partial(np.multiply, i, minus_g, term))
+            if t:
+                calls += [partial(np.multiply, f, cells[t - 1], cell), partial(np.subtract, cell, term, cell)]
+            else:
+                calls.append(partial(np.negative, term, cell))
             calls += [partial(np.tanh, cell, tanh), partial(np.multiply, o, tanh, states[t])]
     if keep and last:
         calls.append(partial(np.copyto, outs[0], states[-1]))
@@ -262,7 +265,7 @@ def lstm_gradient_steps(
         if found:
             by_state = found[-1] @ back if last else found[-1] @ back + g[..., t, :, :]
         i, f, o, n = (gates[..., t, k, :, :] for k in range(4))
-        tanh = tanhs[..., t, :, :]
+        n, tanh = -n, tanhs[..., t, :, :]
         through = by_state * (o * (1 - ops.square(tanh)))
         by_cell = through if by_cell is None else by_cell + through
         before = cells[..., t - 1, :, :] * (f * (1 - f)) if t else None
@@ -293,6 +296,7 @@ def _bind_lstm_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch, l
         i, f, n, o = own = [x[:length] for x in known]
         tanh, slope = tanhs[block], slopes[:length]
         calls += [partial(np.copyto, to, gates[block, k]) for to, k in zip(own, (0, 1, 3, 2), strict=True)]
+        calls.append(partial(np.negative, n, n))
         calls += [partial(np.multiply, y, y, d) for y, d in zip(own, made, strict=True)]
         calls += [partial(np.subtract, one if y is n else y, d, d) for y, d in zip(own, made, strict=True)]
         calls += [
@@ -422,28 +426,25 @@ def _bind_gru(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep:
         resets = [scratch((samples, units), dtype)] * steps
         gates = scratch((1, 3, samples, units), dtype)
     rows, term = scratch((samples, width), dtype), scratch((samples, units), dtype)
-    product, half = _by_gate(rows, 3), _number(0.5, projected)
-    halved, both = scratch(recurrent.shape, dtype), slice(2 * units)
+    product, one = _by_gate(rows, 3), _number(1, projected)
+    negated, both = scratch(recurrent.shape, dtype), slice(2 * units)
     calls: list[Call] = [
-        partial(np.copyto, halved, recurrent),
-        partial(np.multiply, halved[:, both], half, halved[:, both]),
+        partial(np.copyto, negated, recurrent),
+        partial(np.negative, negated[:, both], negated[:, both]),
     ]
     for block in _blocks(steps, samples * width) if keep else [slice(t, t + 1) for t in range(steps)]:
         calls.append(partial(np.copyto, gates[block] if keep else gates, _by_gate(projected[block], 3)))
         for t in range(block.start, block.stop):
             r_and_z, n = gates[t if keep else 0][:2], gates[t if keep else 0][2]
             r, z = r_and_z
-            calls.append(partial(np.multiply, r_and_z, half, r_and_z))
             if t:
                 calls += [
-                    partial(np.matmul, states[t - 1], halved, rows),
-                    partial(np.add, r_and_z, product[:2], r_and_z),
+                    partial(np.matmul, states[t - 1], negated, rows),
+                    partial(np.subtract, product[:2], r_and_z, r_and_z),
                 ]
-            calls += [
-                partial(np.tanh, r_and_z, r_and_z),
-                partial(np.multiply, r_and_z, half, r_and_z),
-                partial(np.add, r_and_z, half, r_and_z),
-            ]
+            else:
+                calls.append(partial(np.negative, r_and_z, r_and_z))
+            calls += _sigmoid_of_negated(r_and_z, one)
             if t:
                 calls += [
                     partial(np.multiply, r, product[2], resets[t]),
