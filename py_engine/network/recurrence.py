@@ -291,7 +291,6 @@ def _bind_lstm_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch, l
     calls: list[Call] = []
     for block in reversed(blocks):
         length = block.stop - block.start
-        # Of a shorter block the parts lie apart, but for one gate.
         d_i, d_f, d_g, d_o = made = [x[:length] for x in factors]
         i, f, n, o = own = [x[:length] for x in known]
         tanh, slope = tanhs[block], slopes[:length]
