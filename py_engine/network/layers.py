@@ -211,6 +211,9 @@ class Recurrent(Layer):
 
     gates: ClassVar[int] = 1
 
+    recurrence: ClassVar[Recurrence]
+    """All steps as one op and in single ops, of a layer that does not override `states`."""
+
     def __init__(
         self,
         inputs: int,
@@ -261,18 +264,11 @@ class Recurrent(Layer):
             projected = ops.copy(ops.transpose(ops.reshape(rows, (samples, steps, width)), (1, 0, 2)))
         return self.states(projected, parameters["recurrent"])
 
-    @abstractmethod
     def states(self, projected: Tensor, recurrent: Tensor) -> Tensor:
-        """The last hidden state (N, units), or all (N, T, units), from projected inputs (T, N, gates · units)."""
+        """The last hidden state (N, units), or all (N, T, units), from projected inputs (T, N, gates · units).
 
-
-class Gated(Recurrent):
-    """What LSTM and GRU share: all steps are one op where the technique `fuse` is on, else many."""
-
-    recurrence: ClassVar[Recurrence]
-
-    def states(self, projected: Tensor, recurrent: Tensor) -> Tensor:
-        """With what a gradient needs where there may be one."""
+        They are one op where the technique `fuse` is on, which keeps what a gradient needs where there may be one.
+        """
         last = self.returns == "last"
         if STATE.techniques is None or STATE.techniques.fuse:
             traced = projected.data is None or STATE.trace is not None
@@ -312,7 +308,7 @@ class RNN(Recurrent, op="rnn"):
         return found[-1] if self.returns == "last" else ops.stack(found, axis=1)
 
 
-class LSTM(Gated, op="lstm"):
+class LSTM(Recurrent, op="lstm"):
     """Long short-term memory with a forget gate (Gers et al. 2000), without peepholes; gates i, f, g, o.
 
     ``c_t = f * c_{t-1} + i * g`` and ``h_t = o * tanh(c_t)``, where i, f and o are sigmoids and g is the tanh
@@ -323,7 +319,7 @@ class LSTM(Gated, op="lstm"):
     recurrence = recurrence.LSTM
 
 
-class GRU(Gated, op="gru"):
+class GRU(Recurrent, op="gru"):
     """Gated recurrent unit (Cho et al. 2014), with the reset after the product; gates r, z, n.
 
     ``h_t = (1 - z) * n + z * h_{t-1}``, where r and z are sigmoids of their part of ``x_t @ weight + bias +
