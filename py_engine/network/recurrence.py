@@ -57,9 +57,9 @@ def _by_gate(rows: Array, gates: int) -> Array:
     return np.moveaxis(rows.reshape(*rows.shape[:-1], gates, rows.shape[-1] // gates), -2, -3)
 
 
-def _number(value: float, like: Array) -> Array:
-    """A number as an array, which numpy need not make of it at each call."""
-    return np.array(value, like.dtype)
+def _one(dtype: Any) -> Array:
+    """The number one as an array, which numpy need not make of it at each call."""
+    return np.ones((), dtype)
 
 
 def _sigmoid_of_negated(z: Array, one: Array) -> list[Call]:
@@ -225,7 +225,7 @@ def _bind_lstm(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep
         cells, tanhs = ([scratch((samples, units), dtype)] * steps for _ in range(2))
         gates = scratch((1, 4, samples, units), dtype)
     rows, term = scratch((samples, width), dtype), scratch((samples, units), dtype)
-    product, one, order = _by_gate(rows, 4), _number(1, projected), (0, 1, 3, 2)
+    product, one, order = _by_gate(rows, 4), _one(dtype), (0, 1, 3, 2)
     negated = scratch(recurrent.shape, dtype)
     in_order = _by_gate(negated, 4), _by_gate(recurrent, 4)
     calls: list[Call] = [partial(np.copyto, in_order[0][to], in_order[1][gate]) for to, gate in enumerate(order)]
@@ -287,7 +287,7 @@ def _bind_lstm_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch, l
     longest = (blocks[0].stop, samples, units)
     factors, known, slopes = scratch((4, *longest), dtype), scratch((4, *longest), dtype), scratch(longest, dtype)
     by_cell, by_state, term = (scratch((samples, units), dtype) for _ in range(3))
-    back, one = recurrent.T, _number(1, gates)
+    back, one = recurrent.T, _one(dtype)
     calls: list[Call] = []
     for block in reversed(blocks):
         length = block.stop - block.start
@@ -425,7 +425,7 @@ def _bind_gru(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep:
         resets = [scratch((samples, units), dtype)] * steps
         gates = scratch((1, 3, samples, units), dtype)
     rows, term = scratch((samples, width), dtype), scratch((samples, units), dtype)
-    product, one = _by_gate(rows, 3), _number(1, projected)
+    product, one = _by_gate(rows, 3), _one(dtype)
     negated, both = scratch(recurrent.shape, dtype), slice(2 * units)
     calls: list[Call] = [
         partial(np.copyto, negated, recurrent),
@@ -499,7 +499,7 @@ def _bind_gru_gradient(
     # By n, r and z, and by the product for n.
     factors, known, memory = scratch((4, *longest), dtype), scratch((3, *longest), dtype), scratch(longest, dtype)
     by_state, carried = scratch((samples, units), dtype), scratch((samples, units), dtype)
-    back, one = recurrent.T, _number(1, gates)
+    back, one = recurrent.T, _one(dtype)
     calls: list[Call] = []
     for block in reversed(blocks):
         length = block.stop - block.start
