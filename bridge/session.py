@@ -221,10 +221,10 @@ class Costed(Protocol):
     """A session that can say where the time of its last planned step goes, and what its threads do."""
 
     def costs(self) -> list[tuple[str, str, float, int, int]]:
-        """Op, layer, seconds, bytes moved and operations (0: not known) of each op of a step, timed by itself.
+        """Op, layer, seconds, bytes moved and operations (0: not known) of each op of a step, and of the update.
 
-        Gather and update are not among them. Where the batch is split over threads the seconds are those of one part,
-        and the rest is that of all.
+        They are timed as they run, beside those of the other threads: the sum of the seconds is a step's, but for
+        gathering the rows, looking for NaN, and waiting.
         """
         ...
 

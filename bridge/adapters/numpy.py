@@ -97,7 +97,7 @@ class NumpySession:
 
     def costs(self) -> list[tuple[str, str, float, int, int]]:
         """See `Costed.costs`."""
-        return self.trainer.costs()
+        return [*self.trainer.costs()]
 
     def threads_in_step(self) -> str:
         """See `Costed.threads_in_step`."""

@@ -48,8 +48,8 @@ GIVE_UP = 180.0
 MILLISECONDS = 50
 """How long the steps of a round take, where the paper's file says nothing."""
 STEPS_MOST = 1000
-REST = "gather, sums and update"
-"""What is in no op of a step."""
+REST = "gathering and waiting"
+"""What is neither in an op of a step nor in the update."""
 SLOW, SPARSE = 2.0, 3
 """From how many times the fastest framework's time on another takes part in only every so many rounds."""
 
@@ -186,9 +186,9 @@ def in_round(
 
 
 def slowest(costs: list[tuple[str, str, float, int, int]], step: float, task: Task) -> dict[str, Any]:
-    """The op of a layer that takes most of a step, all its calls together; nothing without costs.
+    """The op of a layer that takes most of a step, all its calls together, or the update; nothing without costs.
 
-    What the ops don't account for is "the rest": gathering rows, adding up gradients, and the update.
+    What neither accounts for is "the rest": gathering rows, looking for NaN, and what threads wait for.
     """
     by_op: dict[tuple[str, str], tuple[float, int, int]] = {}
     for op, layer, seconds, moved, flops in costs:
@@ -196,9 +196,8 @@ def slowest(costs: list[tuple[str, str, float, int, int]], step: float, task: Ta
         by_op[op, layer] = before[0] + seconds, before[1] + moved, before[2] + flops
     if not by_op:
         return {}
-    work = roofline.work_of(task)
     rest = max(0.0, step - sum(cost[0] for cost in by_op.values()))
-    by_op[REST, ""] = rest, 2 * work.state + work.batch, 0
+    by_op[REST, ""] = rest, roofline.work_of(task).batch, 0
     (op, layer), (seconds, moved, flops) = max(by_op.items(), key=lambda item: item[1][0])
     flops = flops or roofline.flops_by_op(task).get((op, layer), 0)
     total = sum(cost[0] for cost in by_op.values())

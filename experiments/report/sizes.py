@@ -162,8 +162,9 @@ def sizes_held(view: View) -> Table:
         ],
         rows,
         [
-            "The op that takes most of the step, with its part of the step, and the share of its time that the machine "
-            "would need."
+            "The op that takes most of the step, or the update, with its part of the step, and the share of its time "
+            "that the machine would need. All are timed beside those of the other threads; what is left of a step is "
+            "gathering rows and waiting."
             if rows
             else "Every step is within its bound."
         ],

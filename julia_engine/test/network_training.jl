@@ -483,6 +483,24 @@ end
     @test_throws ParameterError NETWORK.load_state!(second, (numbers=Int[1], first=[], second=[], total=[]))
 end
 
+@testset "asking what a step takes changes nothing, and tells of every layer and the update: $layer" for layer in (Dropout(0.5), BatchNorm(16))
+    x, y, order = problem()
+    function trained(asks)
+        chain = Chain(Dense(12 => 16, relu), deepcopy(layer), Dense(16 => 3); dtype=eltype(x))
+        trainer = Trainer(chain; optimizer=Adam(0.01), batch_size=20, threads=Threads.nthreads())
+        train_epoch!(trainer, x, y, order)
+        found = [NETWORK.costs(trainer) for _ in 1:asks]
+        train_epoch!(trainer, x, y, order)
+        return chain.parameters.vector, found
+    end
+    expected, _ = trained(0)
+    actual, (costs, _) = trained(2)
+    @test actual == expected
+    @test issubset(("dense", "dense2"), [layer for (_, layer, _, _) in costs])
+    @test costs[end][1] == "sums and update"
+    @test all(seconds > 0 && bytes > 0 for (_, _, seconds, bytes) in costs)
+end
+
 @testset "streams of batches that have not come again are kept when a training is resumed twice" begin
     x, y, order = problem()
     function from(trainer=nothing)

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from py_engine.ad.compile.products import bytes_of, dtypes_of_products, is_product, touch_buffers
-from py_engine.ad.compile.tape import Tape, rewritten
+from py_engine.ad.compile.tape import Cost, Tape, rewritten
 from py_engine.ad.op import Call
 from py_engine.ad.program import Program, prune, traced, tracing
 from py_engine.ad.reverse import gradients
@@ -231,28 +234,64 @@ class Replay:
 
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Gather, compute, reduce."""
-        if len(self.shards) == 1:
-            self.shards[0].run(x, y, rows)
-            return self.shards[0].loss
-        assert self._team is not None
-        with nullcontext() if self._meeting is None else self._meeting.running():
-            self._team.run([partial(self._run_shard, k, x, y, rows) for k in range(len(self.shards))])
-        if self._add:
-            self._team.run(self._add)
-        for total, part in self._dense:
-            np.add(total, part, out=total)
+
+        def run_shard(k: int) -> None:
+            self.shards[k].run(x, y, rows)
+            _call_all(self._leave[k])
+
+        self._for_each_shard(run_shard)
+        self._sum()
         return sum(shard.loss for shard in self.shards)
 
-    def _run_shard(self, k: int, x: Array, y: Array, rows: Rows) -> None:
+    def costs(self, repeats: int = 3) -> tuple[list[Cost], float]:
+        """Compute again what was gathered last; return what each op of each shard takes, and the seconds of the sums.
+
+        Of several repeats the least seconds count. All shards run at the same time, as in a step, so that their ops
+        wait for memory and for the interpreter as they do there; the seconds are divided by the number of shards.
+        """
+        count = len(self.shards)
+        runs: list[list[list[Cost]]] = [[[] for _ in range(count)] for _ in range(repeats)]
+        sums = math.inf
+        for of_shards in runs:
+
+            def run_shard(k: int, of_shards: list[list[Cost]] = of_shards) -> None:
+                of_shards[k] = self.shards[k].tape.costs()
+                _call_all(self._leave[k])
+
+            self._for_each_shard(run_shard)
+            before = time.perf_counter()
+            self._sum()
+            sums = min(sums, time.perf_counter() - before)
+        ops = itertools.chain.from_iterable(zip(*of_shard, strict=True) for of_shard in zip(*runs, strict=True))
+        least = (min(op, key=lambda cost: cost.seconds) for op in ops)
+        return [cost._replace(seconds=cost.seconds / count) for cost in least], sums
+
+    def _for_each_shard(self, do: Callable[[int], None]) -> None:
+        """Do this with each shard's number, in a thread each."""
+        if len(self.shards) == 1:
+            do(0)
+            return
+        assert self._team is not None
+        with nullcontext() if self._meeting is None else self._meeting.running():
+            self._team.run([partial(self._meet, do, k) for k in range(len(self.shards))])
+
+    def _meet(self, do: Callable[[int], None], k: int) -> None:
         try:
-            self.shards[k].run(x, y, rows)
+            do(k)
         except threading.BrokenBarrierError:
             return  # another shard has failed, and says why
         except BaseException:
             if self._meeting is not None:
                 self._meeting.leave()
             raise
-        _call_all(self._leave[k])
+
+    def _sum(self) -> None:
+        """Add up the shards' gradients."""
+        if self._add:
+            assert self._team is not None
+            self._team.run(self._add)
+        for total, part in self._dense:
+            np.add(total, part, out=total)
 
     def diagnose(self) -> NonFiniteError | None:
         """Replay op by op."""

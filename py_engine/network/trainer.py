@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
-from py_engine.ad.compile.tape import Tape
+from py_engine.ad.compile.tape import Cost, Tape
 from py_engine.ad.memory import stretches
 from py_engine.ad.mutation import checksum
 from py_engine.ad.ops.arguments import is_whole
@@ -51,6 +51,9 @@ EVALUATION_BATCH = 1000
 
 SQUARES_SHARED_FROM = 1 << 20
 """Elements of a gradient from which on threads share the sum of its squares; fewer take as long as their start."""
+
+UPDATE = "sums and update"
+"""What `Trainer.costs` calls the update, with the sums of the threads' gradients before it."""
 
 LONG_STEP = 0.1
 """Seconds of a step from which on one thread is not tried beside all."""
@@ -135,6 +138,7 @@ class Trainer:
         self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
         self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
+        self._update_seconds = math.inf  # the least of an update since that was planned
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
@@ -207,27 +211,27 @@ class Trainer:
             loss = step.run(x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
 
-    def costs(self) -> list[tuple[str, str, float, int, int]]:
-        """Return op, layer, seconds, bytes and operations of each op of the last planned step, timed by itself.
+    def costs(self) -> list[Cost]:
+        """Return what each op of the last planned step takes, timed as it runs beside those of the other threads.
 
-        Gathering the rows, adding up gradients and the update are not among them. Where the batch is split, the
-        seconds are those of the first shard, and the rest is that of all; shards that wait for each other are planned
-        as one for this. Empty without a step that is replayed.
+        The last of them is the update, with the sums of the threads' gradients before it. What else a step takes is for
+        gathering the rows, looking for NaN, and waiting. Empty without a step that is replayed; nothing is changed.
         """
         step = self._planned
         if not isinstance(step, Replay):
             return []
-        shards = step.shards
-        if len(shards) > 1 and (self.chain.couples_batch or self.loss.couples_batch):
-            samples = sum(len(shard.tape.inputs[0]) for shard in shards)
-            x, y = (np.zeros((samples, *a.shape[1:]), a.dtype) for a in shards[0].tape.inputs)
-            step = make_step(self.chain, self._objective, x, y, samples, self._gradient, 1, self.techniques)
-            assert isinstance(step, Replay)
-            shards = step.shards
-        with self._blas_threads(step.threads.ways[0].blas):
-            found = shards[0].tape.costs()
-        parts = len(shards)
-        return [(one.op.name, one.scope, taken, size * parts, flops * parts) for one, taken, size, flops in found]
+        streams = {name: layer.state() for name, layer in self._dropouts().items()}
+        try:
+            with self._blas_threads(step.threads.ways[0].blas):
+                found, sums = step.costs()
+        finally:
+            for name, layer in self._dropouts().items():
+                layer.load_state(streams[name])
+        if math.isfinite(self._update_seconds):
+            vectors = 2 * (1 + len(self.optimizer.state_names)) + len(step.shards)
+            seconds = sums + self._update_seconds / self.accumulate
+            found.append(Cost(UPDATE, "", seconds, vectors * self.parameters.vector.nbytes, 0))
+        return found
 
     def threads_in_step(self) -> str:
         """Return in words what the threads do in the last planned step; empty without a step that is replayed."""
@@ -368,7 +372,9 @@ class Trainer:
                 return
         vector = self.parameters.vector
         team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
+        before = perf_counter()
         self.optimizer.step(vector, self._total.vector, team)
+        self._update_seconds = min(self._update_seconds, perf_counter() - before)
         if self.accumulate > 1:
             self._total.vector[...] = 0
             self._pending = 0
@@ -415,6 +421,7 @@ class Trainer:
                 with self._blas_threads(1):
                     step.work_in(self._all_threads())
             self._steps[key] = self._planned = step
+            self._update_seconds = math.inf
         return self._steps[key]
 
     def _try(self, step: Step, x: Array, y: Array, rows: Rows, finish: Callable[[float], float]) -> float:

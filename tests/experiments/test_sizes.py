@@ -173,6 +173,7 @@ def test_the_julia_engine_can_too_and_frameworks_can_not(julia_worker: Any, torc
 
 def check_costs(costs: list[tuple[str, str, float, int, int]], spec: ModelSpec) -> None:
     assert spec.layers[-1].id in {layer for _, layer, *_ in costs}
+    assert costs[-1][0] == "sums and update"
     assert all(0 < seconds < 10 and moved > 0 and flops >= 0 for _, _, seconds, moved, flops in costs)
 
 

@@ -754,6 +754,50 @@ def test_a_thread_that_fails_keeps_nobody_waiting(batch, monkeypatch):
     trainer.close()
 
 
+def test_a_shard_that_fails_while_it_is_timed_keeps_nobody_waiting(batch, monkeypatch):
+    trainer = Trainer(batch_norm_chain(), batch_size=20, threads=2, techniques=Techniques(split_batch=True))
+    trainer.train_epoch(batch[0][:40], batch[1][:40])
+    (step,) = trainer._steps.values()
+    for shard in step.shards:
+        with monkeypatch.context() as patch:
+            patch.setattr(shard.tape, "costs", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                trainer.costs()
+        assert trainer.costs()
+    trainer.close()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("split", [True, False])
+def test_asking_what_a_step_takes_changes_nothing_and_tells_of_every_layer_and_the_update(batch, split, accumulate):
+    def trained(asks):
+        chain = Chain(Dense(15, 16), BatchNorm(16), Dropout(0.5), Dense(16, CLASSES), seed=0)
+        trainer = Trainer(
+            chain,
+            optimizer=Adam(0.01),
+            batch_size=20,
+            threads=2,
+            accumulate=accumulate,
+            techniques=Techniques(split_batch=split),
+        )
+        assert trainer.costs() == [], "nothing was planned"
+        trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
+        assert "sums and update" not in {cost.op for cost in trainer.costs()}
+        trainer.train_epoch(batch[0][:40], batch[1][:40])
+        costs = [trainer.costs() for _ in range(asks)]
+        trainer.train_epoch(batch[0][:40], batch[1][:40])
+        trainer.close()
+        return chain.parameters.as_dict(), costs
+
+    (expected, _), (actual, (costs, _)) = trained(0), trained(2)
+    assert all((actual[name] == expected[name]).all() for name in expected)
+    assert {cost.layer for cost in costs} == {"dense", "batchnorm", "dropout", "dense2", ""}
+    assert costs[-1].op == "sums and update"
+    assert all(cost.seconds > 0 and cost.moved > 0 for cost in costs)
+    products = [cost for cost in costs if (cost.op, cost.layer) == ("matmul", "dense2")]
+    assert len(products) % (1 + split) == 0, "as many of each shard"
+
+
 def test_what_is_not_finite_in_a_split_normalised_batch_is_found(batch):
     x, y = batch[0][:20].copy(), batch[1][:20]
     trainer = Trainer(batch_norm_chain(), batch_size=20, threads=2, techniques=Techniques(split_batch=True))

@@ -62,6 +62,7 @@ mutable struct Trainer{T,O<:Optimizer}
     sparse::Bool  # the plans keep columns' gradients apart
     dense::Vector{Tuple{Int,Int}}  # the stretches of the vector whose gradients the plans do not keep apart
     blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
+    update_seconds::Float64  # the least of an update since a plan was made
     communicator::Union{Nothing,Communicator}
 end
 
@@ -92,7 +93,7 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
         batch_size, threads, accumulate, techniques, Team(splits ? threads : 1),
         AD.zeroed!(Vector{T}(undef, n)), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
         Dict{Tuple{Int,Int},Vector{Shard{T}}}(), nothing, Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false,
-        [(1, n)], [T[] for _ in 1:threads], communicator)
+        [(1, n)], [T[] for _ in 1:threads], Inf, communicator)
 end
 
 """Let each process draw other numbers."""
@@ -231,18 +232,49 @@ gradient_shard(trainer::Trainer{T}, rows::Int) where {T} = make_shards(T, traine
 """
     costs(trainer)
 
-Op, layer, seconds and bytes moved of each op of the step of a whole mini-batch, timed by itself. Gathering the samples,
-adding up gradients and the update are not among them. Where the batch is split, the seconds are those of the first part,
-and the bytes those of all; a step whose parts wait for each other is planned whole, and the seconds divided by the threads.
+Op, layer, seconds and bytes moved of each op of the step of a whole mini-batch, timed as it runs beside those of the other
+threads, with the seconds divided by the threads that do the same or share it; the last is the update, with the sums of the
+threads' gradients. What else a step takes is for gathering the samples, looking for NaN, and waiting.
 """
 function costs(trainer::Trainer{T}) where {T}
     shards = shards_for!(trainer, trainer.batch_size)
-    waits = shards[1].meeting !== nothing
-    tape = waits ? gradient_shard(trainer, trainer.batch_size).tape : shards[1].tape
-    waits && foreach(copy_first!, tape.inputs, shards[1].tape.inputs)
-    seconds, bytes = waits ? (1 / length(shards), 1) : (1.0, length(shards))
-    return Tuple{String,String,Float64,Int}[(e.op.name, e.scope, seconds * s, bytes * m) for (e, s, m) in AD.costs(tape)]
+    tapes, n = Tape[AD.untiled(shard.tape) for shard in shards], length(shards)
+    found = [Tuple{AD.Step,Float64}[] for _ in shards]
+    team = n > 1 && threads_to_use(trainer.team.size) == trainer.team.size ? trainer.team : ALONE
+    streams = Vector{Int64}[stream_states(layer) for layer in dropouts(trainer)]
+    before = set_blas_threads(blas_threads(shards, trainer.threads))
+    meet_in!(team, shards)
+    try
+        together(team) do k
+            for j in k:team.size:n
+                found[j] = AD.costs(tapes[j])
+            end
+        end
+    finally
+        meet_in!(ALONE, shards)
+        set_blas_threads(before)
+        foreach(load_streams!, dropouts(trainer), streams)
+    end
+    each = Tuple{String,String,Float64,Int}[]
+    for (shard, tape, steps) in zip(shards, tapes, found), (step, seconds) in steps
+        threads = shard.shared !== nothing && is_shared_out(T, tape, step) ? trainer.threads : n
+        push!(each, (step.equation.op.name, step.equation.scope, seconds / threads, AD.bytes_moved(step)))
+    end
+    vectors = 2 * (1 + length(state_names(trainer.optimizer))) + n
+    isfinite(trainer.update_seconds) &&
+        push!(each, (UPDATE, "", trainer.update_seconds / trainer.accumulate, vectors * sizeof(trainer.vector)))
+    return each
 end
+
+"""Whether a step is a product that threads share where they share products."""
+function is_shared_out(::Type{T}, tape::Tape, step::AD.Step) where {T}
+    code = AD.Kernels.of_type(tape.code, T)
+    product = AD.Kernels.product_of(code, instructions(T, step))
+    return product !== nothing && AD.Kernels.is_shared_out(code[product])
+end
+
+"""What `costs` calls the update, with the sums of the threads' gradients before it."""
+const UPDATE = "sums and update"
 
 """
     threads_in_step(trainer)
@@ -255,13 +287,6 @@ function threads_in_step(trainer::Trainer)
     shards[1].shared === nothing || return "products shared by $(trainer.threads) threads"
     threads = blas_threads(shards, trainer.threads)
     return threads > 1 ? "$threads threads in BLAS" : "one thread"
-end
-
-"""Fill an array of samples with the first ones of another, over and over."""
-function copy_first!(to::Array, from::Array)
-    for i in eachindex(to)
-        to[i] = from[mod1(i, length(from))]
-    end
 end
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------
@@ -516,6 +541,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         pending += 1
         updates = pending == trainer.accumulate
         updates && (pending = 0; steps += 1)
+        before = time_ns()
         if clips
             reduce!(trainer, shards, updates, from, to)
             if updates
@@ -538,6 +564,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         end
         if k == 1  # after every step, so that the count is right even if the next one throws
             trainer.state.steps, trainer.pending = steps, pending
+            updates && (trainer.update_seconds = min(trainer.update_seconds, (time_ns() - before) / 1e9))
         end
         meet!(team) || return 0
     end
@@ -801,6 +828,7 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
     length(shards) > 1 && (couples || length(orders) > 1) && (shards = make(1))  # parts of other orders would wait for each other
     trainer.dense = dense_stretches(trainer.parameters.layout, shards[1].columns)
+    trainer.update_seconds = Inf
     for block in trainer.blocks, c in shards[1].columns
         length(block) >= max(BLOCK, c.height) || resize!(block, max(BLOCK, c.height))
     end

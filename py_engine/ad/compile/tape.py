@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,16 @@ from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
 
+class Cost(NamedTuple):
+    """What a part of a step takes: op, layer, seconds, bytes moved, and operations, 0 where the op does not say."""
+
+    op: str
+    layer: str
+    seconds: float
+    moved: int
+    flops: int
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One equation of the tape: from and into which arrays it is computed, by which calls."""
@@ -51,6 +61,13 @@ class Instruction:
     arrays: tuple[Array, ...]
     outs: tuple[Array, ...]
     calls: tuple[Call, ...]
+
+    def cost(self, seconds: float) -> Cost:
+        """What it takes, given the seconds."""
+        op = self.equation.op
+        moved = sum(a.nbytes for a in (*self.arrays, *self.outs))
+        flops = self.equation.flops if op.flops is not None or op.elementwise else 0
+        return Cost(op.name, self.equation.scope, seconds, moved, flops)
 
 
 class Tape:
@@ -299,28 +316,21 @@ class Tape:
             results = ", ".join(names[id(y)] for y in equation.outputs)
             yield f"{results} = {equation.op.name}({', '.join(operands)})  # {where}"
 
-    def costs(self, repeats: int = 3) -> list[tuple[Equation, float, int, int]]:
-        """Run a few times more; return each equation that computes, its least seconds, its bytes and its operations.
-
-        The latter are 0 where a fused op does not say.
-        """
-        steps = [step for step in self.instructions if step.calls]
-        least = [math.inf] * len(steps)
+    def costs(self) -> list[Cost]:
+        """Run once more, op by op; return what each op that computes takes."""
+        found: list[Cost] = []
 
         def timed() -> None:
-            for k, step in enumerate(steps):
+            for step in self.instructions:
                 before = time.perf_counter()
                 for call in step.calls:
                     call()
-                least[k] = min(least[k], time.perf_counter() - before)
+                seconds = time.perf_counter() - before
+                if step.calls:
+                    found.append(step.cost(seconds))
 
-        for _ in range(repeats):
-            self._silent.run(timed)
-        moved = (sum(a.nbytes for a in (*step.arrays, *step.outs)) for step in steps)
-        ops = [step.equation.op for step in steps]
-        known = [op.flops is not None or op.elementwise for op in ops]
-        flops = (step.equation.flops if says else 0 for step, says in zip(steps, known, strict=True))
-        return [*zip((step.equation for step in steps), least, moved, flops, strict=True)]
+        self._silent.run(timed)
+        return found
 
     def diagnose(self) -> NonFiniteError | None:
         """Run once more, op by op, and return an error that names the first op with a NaN or infinite result.

@@ -287,11 +287,10 @@ is_finite(m::Memory) = !(m.eltype in FLOATS) || all(isfinite, array(m))
 """
     costs(tape; repeats=3)
 
-Run a few times more, op by op, and return for each equation that computes: itself, its least seconds, and the bytes that
-it moves. Values that the tape computes in tiles are computed whole for this.
+Run a few times more, op by op, and return each step that computes, with its least seconds. Values that the tape computes in
+tiles are to be whole: see `untiled`.
 """
 function costs(tape::Tape; repeats::Int=3)
-    isempty(tape.regions) || return costs(untiled(tape); repeats=repeats)
     p = tape.code
     least = fill(Inf, length(tape.steps))
     GC.@preserve tape for _ in 1:repeats, (k, step) in enumerate(tape.steps)
@@ -300,8 +299,8 @@ function costs(tape::Tape; repeats::Int=3)
         execute!(p.f64, first(step.doubles), last(step.doubles))
         least[k] = min(least[k], (time_ns() - before) / 1e9)
     end
-    return Tuple{Equation,Float64,Int}[(step.equation, least[k], bytes_moved(step)) for (k, step) in enumerate(tape.steps)
-                                       if step.equation.op.view === nothing]
+    return Tuple{Step,Float64}[(step, seconds) for (step, seconds) in zip(tape.steps, least)
+                               if step.equation.op.view === nothing]
 end
 
 """The bytes of what a step reads and writes."""
@@ -314,7 +313,7 @@ Run once more, op by op, and return a `NonFiniteError` that names the first op w
 `nothing` when every result is finite. Inputs and parameters must be those of the run in question.
 """
 function diagnose(tape::Tape)
-    isempty(tape.regions) || return diagnose(untiled(tape))
+    tape = untiled(tape)
     for x in tape.known
         x.data === nothing || is_finite(x.data) ||
             return NonFiniteError("$(isempty(x.name) ? "a captured tensor" : x.name) holds NaN or Inf")
@@ -336,8 +335,9 @@ function diagnose(tape::Tape)
     return nothing
 end
 
-"""The same tape with all values whole, and the same inputs."""
+"""The same tape with all values whole, and the same inputs; itself where they are."""
 function untiled(tape::Tape)
+    isempty(tape.regions) && return tape
     whole = Tape(tape.program; techniques=Techniques(simplify=false, fuse=false))
     foreach(copyto!, whole.inputs, tape.inputs)
     return whole
