@@ -104,10 +104,11 @@ class Op:
             Gradients by such parts are assembled at once.
         places: `places(**attrs)` for an op that puts its inputs side by side into its result: numpy's index of each
             one's place, where a tape may compute it; none where places overlap or leave gaps.
-        sum_rows: `sum_rows(shards, out, **attrs)` for an op that adds rows into a matrix of zeros, from its inputs'
-            arrays on each shard of a batch: the calls that compute the sum over the shards in `out`, without a matrix
-            for each. In two lists: for each shard those that leave its rows and zero its share of `out`; then, for each
-            thread, those that add its share of the sum.
+        sum_rows: `sum_rows(shards, out, zeroed, **attrs)` for an op that adds rows into a matrix of zeros, from its
+            inputs' arrays on each shard of a batch: the calls that compute the sum over the shards in `out`, without a
+            matrix for each. In two lists: for each shard those that leave its rows and, unless `out` is `zeroed`, zero
+            its share of that; then, for each thread, those that add its share of the sum.
+        reads_rows: whether of a matrix of floats it reads those rows alone whose numbers are in its input of ids.
         simplify: `simplify(equation, made)` gives an equal of an equation that is less to compute: a tensor, or an
             equation with the same outputs; None where it knows none. `made` has the equation that makes each variable,
             by its id.
@@ -165,6 +166,7 @@ class Op:
     slice_index: Callable[..., Any] | None = None
     places: Callable[..., Sequence[Any]] | None = None
     sum_rows: Callable[..., tuple[list[list[Call]], list[list[Call]]]] | None = None
+    reads_rows: bool = False
     simplify: Simplify | None = None
     checks: Callable[..., Check | None] | None = None
     commutes: bool = False

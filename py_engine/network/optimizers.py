@@ -94,6 +94,7 @@ class Optimizer(ABC):
         self._vector: Vector | None = None
         self._cuts: set[int] = set()
         self._gradient: Vector | None = None
+        self._without: slice | None = None
         self._threads = 0
         self._state: dict[str, Vector] = {}
         self._cut_by: Trials[list[list[_Block]]] = Trials([])  # the blocks of each thread
@@ -125,6 +126,11 @@ class Optimizer(ABC):
         """Whether it is known which length of block and how many threads are the fastest; not before a first step."""
         return self._cut_by.decided
 
+    @property
+    def lets_rows_rest(self) -> bool:
+        """Whether what it does to elements without a gradient can be done later, for many steps at once."""
+        return False
+
     def bind(self, vector: Vector, cuts: Iterable[int] = ()) -> None:
         """Make `vector` the one to train; the state starts afresh.
 
@@ -143,24 +149,33 @@ class Optimizer(ABC):
         self._cut_by = Trials([])
         self._state = {name: np.zeros_like(vector) for name in self.state_names}
 
-    def step(self, vector: Vector, gradient: Vector, team: Team | None = None) -> None:
+    def step(self, vector: Vector, gradient: Vector, team: Team | None = None, without: slice | None = None) -> None:
         """Update `vector` in place from `gradient` (same shape and dtype; clipping overwrites it).
 
-        With a `team` a large vector is shared out to its threads; the result is the same.
+        With a `team` a large vector is shared out to its threads; the result is the same. The part `without` is left as
+        it is, for `update`.
 
         Raises `NonFiniteError` if the norm is to be clipped and is NaN or Inf; the parameters are then
         unchanged.
         """
         if vector is not self._vector:
             raise ConfigurationError(f"{self._name}.step: this vector isn't the bound one; call bind(vector) first")
-        threads = team.size if team is not None and vector.size >= SPLIT_FROM else 1
-        if gradient is not self._gradient or threads != self._threads:
-            self._cut(vector, gradient, threads)
+        threads = team.size if team is not None and _size(vector, without) >= SPLIT_FROM else 1
+        if gradient is not self._gradient or threads != self._threads or without != self._without:
+            self._cut(vector, gradient, threads, without)
         self._clip(gradient)
         self.steps += 1
         # The tasks are made anew at each step: if they were kept, they and this optimizer would be a reference cycle.
         run = team.run if team is not None else _run_first
         self._cut_by.run(lambda parts: run([partial(self._update_all, blocks) for blocks in parts]))
+
+    def update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
+        """Do what the last step did to other parameters `p`, from their gradient and state, with `s` as scratch."""
+        self._update(p, g, s, *state)
+
+    def state_of(self, part: slice) -> list[Vector]:
+        """The state of a part of the vector, as views."""
+        return [array[part] for array in self._state.values()]
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of all that a checkpoint needs besides the parameters and the settings, in the rule's own units."""
@@ -207,34 +222,39 @@ class Optimizer(ABC):
             f"{self._name}: {name} must be a finite number {' and '.join(limits)}, actual {value!r}"
         )
 
-    def _cut(self, vector: Vector, gradient: Vector, threads: int) -> None:
+    def _cut(self, vector: Vector, gradient: Vector, threads: int, without: slice | None) -> None:
         """Cut everything into blocks once, so that a step makes no views: in each way that may be the fastest."""
         if gradient.shape != vector.shape or gradient.dtype != vector.dtype:
             raise ConfigurationError(
                 f"{self._name}.step: expected a gradient of shape {vector.shape} and dtype {vector.dtype}, "
                 f"actual {gradient.shape} and {gradient.dtype}"
             )
-        self._gradient, self._threads = gradient, threads
-        blocks = BLOCKS if vector.size >= SPLIT_FROM else BLOCKS[:1]
+        self._gradient, self._threads, self._without = gradient, threads, without
+        size = _size(vector, without)
+        blocks = BLOCKS if size >= SPLIT_FROM else BLOCKS[:1]
         self._cut_by = Trials(
             [
                 self._parts(vector, gradient, count, block)
                 for count in sorted({1, threads}, reverse=True)
                 for block in reversed(blocks)
-                if block == blocks[0] or block < vector.size // count
+                if block == blocks[0] or block < size // count
             ]
         )
 
     def _parts(self, vector: Vector, gradient: Vector, threads: int, length: int) -> list[list[_Block]]:
         """The blocks of the part that each thread updates."""
         parts: list[list[_Block]] = []
-        for mine in stretches(vector.size, threads):
+        size = _size(vector, self._without)
+        gap, skipped = size if self._without is None else self._without.start, vector.size - size
+        cuts = {gap, *(cut if cut <= gap else max(gap, cut - skipped) for cut in self._cuts)}
+        for mine in stretches(size, threads):  # elements are numbered as if there were no gap
             first, last = mine.start, mine.stop
             decayed, scratch = np.empty((2, min(length, last - first)), vector.dtype)
             blocks: list[_Block] = []
-            edges = {*range(first, last, length), *(cut for cut in self._cuts if first < cut < last), last}
+            edges = {*range(first, last, length), *(cut for cut in cuts if first < cut < last), last}
             for start, stop in itertools.pairwise(sorted(edges)):
-                part, whole = slice(start, stop), slice(stop - start)
+                behind = skipped if start >= gap else 0
+                part, whole = slice(start + behind, stop + behind), slice(stop - start)
                 state = tuple(array[part] for array in self._state.values())
                 blocks.append((vector[part], gradient[part], decayed[whole], scratch[whole], state))
             parts.append(blocks)
@@ -248,11 +268,17 @@ class Optimizer(ABC):
                 np.add(decayed, g, out=decayed)
                 g = decayed
             self._update(p, g, s, *state)
-            if self.steps % FLUSHED_EVERY == 0 and getattr(self, "eps", 1.0) >= LEAST_EPS_TO_FLUSH:
-                for array in state:
-                    np.abs(array, out=s)
-                    np.greater_equal(s, FLUSHED * np.finfo(s.dtype).tiny, out=s)
-                    np.multiply(array, s, out=array)
+            if self.steps % FLUSHED_EVERY == 0:
+                self.flush(state, s)
+
+    def flush(self, state: Iterable[Vector], s: Vector) -> None:
+        """Make numbers of a state that are nearly too small for its dtype zero, with `s` as scratch."""
+        if getattr(self, "eps", 1.0) < LEAST_EPS_TO_FLUSH:
+            return
+        for array in state:
+            np.abs(array, out=s)
+            np.greater_equal(s, FLUSHED * np.finfo(s.dtype).tiny, out=s)
+            np.multiply(array, s, out=array)
 
     def _clip(self, gradient: Vector) -> None:
         if self.clip_value is not None:
@@ -268,6 +294,11 @@ class Optimizer(ABC):
             # As torch.nn.utils.clip_grad_norm_ has it, the 1e-6 included.
             if (scale := self.clip_norm / (norm + 1e-6)) < 1.0:
                 np.multiply(gradient, scale, out=gradient)
+
+
+def _size(vector: Vector, without: slice | None) -> int:
+    """How many elements a vector has without a part."""
+    return vector.size if without is None else vector.size - (without.stop - without.start)
 
 
 def _run_first(tasks: list[Task]) -> None:
@@ -386,6 +417,22 @@ class Adam(Optimizer):
         )
         self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
 
+    @property
+    def lets_rows_rest(self) -> bool:
+        """Whether elements without a gradient are moved by nothing but their means, which fade slowly."""
+        plain = type(self) in (Adam, AdamW) and not self.weight_decay
+        return plain and self.clip_norm is None and self.clip_value is None and self.betas[1] >= 0.9
+
+    def factors(self) -> tuple[float, float]:
+        """The numbers c and e of the last step: parameters move by ``c * mean / (sqrt(square) + e)``.
+
+        The corrections of both means, and the units in which they are kept, are in them.
+        """
+        beta1, beta2 = self.betas
+        root = math.sqrt((1.0 - beta2) / (1.0 - beta2**self.steps))
+        rate = self.learning_rate * (1.0 - beta1) / (1.0 - beta1**self.steps)
+        return rate / root, self.eps / root
+
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         mean, square = state
         beta1, beta2 = self.betas
@@ -394,13 +441,11 @@ class Adam(Optimizer):
         np.multiply(g, g, out=s)
         np.multiply(square, beta2, out=square)
         np.add(square, s, out=square)
-        # Both corrections and the units of both states are moved onto eps and the learning rate.
-        root = math.sqrt((1.0 - beta2) / (1.0 - beta2**self.steps))
-        rate = self.learning_rate * (1.0 - beta1) / (1.0 - beta1**self.steps)
+        rate, eps = self.factors()
         np.sqrt(square, out=s)
-        np.add(s, self.eps / root, out=s)
+        np.add(s, eps, out=s)
         np.divide(mean, s, out=s)
-        np.multiply(s, rate / root, out=s)
+        np.multiply(s, rate, out=s)
         np.subtract(p, s, out=p)
 
 

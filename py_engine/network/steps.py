@@ -162,6 +162,11 @@ class Shard:
         y.take(mine, 0, self.tape.inputs[1], "clip")
         self.tape.run()
 
+    def reads_rows_only(self, name: str, parameter: Tensor) -> bool:
+        """Whether it reads and differentiates by nothing but rows of a parameter, those that the batch looks up."""
+        readers = [step.op for step in self.tape.program.equations if any(x is parameter for x in step.inputs)]
+        return name in self.rows and all(op.reads_rows for op in readers)
+
     @property
     def summed(self) -> int:
         """The bytes of those gradients that are summed with the other shards' as they are."""
@@ -180,6 +185,7 @@ class Replay:
         shards: the parts of the batch.
         meeting: where they meet, if they do.
         threads: the ways to use threads, those that use more first.
+        zeroed: whether gradients that are added up from rows are all zeros before each run.
     """
 
     def __init__(
@@ -187,6 +193,7 @@ class Replay:
         shards: list[Shard],
         meeting: Meeting | None = None,
         threads: Sequence[ThreadUse] = (ThreadUse(blas=1),),
+        zeroed: bool = False,
     ) -> None:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
@@ -201,7 +208,7 @@ class Replay:
         for name, (last, _) in first.rows.items():
             assert last.op.sum_rows is not None
             found = [shard.rows[name][1] for shard in shards]
-            leave, add = last.op.sum_rows(found, first.gradient.arrays[name], **last.attrs)
+            leave, add = last.op.sum_rows(found, first.gradient.arrays[name], zeroed, **last.attrs)
             for calls, more in (*zip(self._leave, leave, strict=True), *zip(added, add, strict=False)):
                 calls += more
         self._add = [partial(_call_all, calls) for calls in added if calls]
@@ -226,6 +233,10 @@ class Replay:
     def runs_in_team(self) -> bool:
         """Whether threads of a team compute something of a step as it is run now, so that they are awake."""
         return len(self.shards) > 1 or (self.shards[0] is self._sharing and self._sharing is not self._alone)
+
+    def reads_rows_only(self, name: str, parameter: Tensor) -> bool:
+        """Whether it reads and differentiates by nothing but rows of a parameter, those that the batch looks up."""
+        return all(shard.reads_rows_only(name, parameter) for shard in self.shards)
 
     def use(self, use: ThreadUse) -> None:
         """Share the large products of a whole batch from now on, or not."""
@@ -287,7 +298,9 @@ class Replay:
 
     def _sum(self) -> None:
         """Add up the shards' gradients."""
-        if self._add:
+        if len(self.shards) == 1:
+            _call_all(self._add)
+        elif self._add:
             assert self._team is not None
             self._team.run(self._add)
         for total, part in self._dense:
@@ -378,11 +391,13 @@ def make_step(
     gradient: FlatVector,
     threads: int,
     techniques: Techniques,
+    rests: bool = False,
 ) -> Step:
     """Return the step for batches of `samples` rows that the techniques choose.
 
     With more than one thread the batch is split into one shard for each where `techniques.split_batch` says so, or
-    that is "auto" and `splitting_pays`. A step that `uses_team` is to be given one before it runs.
+    that is "auto" and `splitting_pays`. A step that `uses_team` is to be given one before it runs. Where an embedding
+    `rests`, its gradient is all zeros before each run, and is then that of the rows that are looked up.
     """
     if not techniques.batched:
         if chain.couples_batch:
@@ -404,16 +419,16 @@ def make_step(
     may_split = threads > 1 and samples >= 2 * threads and chain.splits
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
         meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
-        split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques)
+        split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques, rests)
         if split is not None:
             return split
-    shard = Shard(whole, slice(0, samples), gradient, techniques)
+    shard = Shard(whole, slice(0, samples), gradient, techniques, sparse=rests)
     large = shard.tape.large_products()
     shares = threads > 1 and bool(techniques.split_batch) and 0 < SHARED_FROM * len(large) <= gradient.layout.size
     all_threads = ThreadUse(blas=1, share_products=True) if shares else ThreadUse(blas=threads)
     one_thread = ThreadUse(blas=1)
     open_yet = techniques.split_batch == "auto" and all_threads != one_thread
-    return Replay([shard], threads=[all_threads, one_thread] if open_yet else [all_threads])
+    return Replay([shard], threads=[all_threads, one_thread] if open_yet else [all_threads], zeroed=rests)
 
 
 @restoring
@@ -435,6 +450,7 @@ def _split(
     meeting: Meeting | None,
     gradient: FlatVector,
     techniques: Techniques,
+    rests: bool,
 ) -> Replay | None:
     """Return the step of a batch in one part for each thread, or None where it is better left whole.
 
@@ -446,6 +462,7 @@ def _split(
         meeting: where they meet, if their samples affect each other.
         gradient: where the gradient goes.
         techniques: what to do to be fast.
+        rests: see `make_step`.
     """
     ends = [samples * (k + 1) // threads for k in range(threads)]
     shards: list[Shard] = []
@@ -466,7 +483,7 @@ def _split(
         shards.append(shard)
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return None  # they would wait for each other
-    return Replay(shards, meeting)
+    return Replay(shards, meeting, zeroed=rests)
 
 
 def _trainable(chain: Chain) -> list[Tensor]:

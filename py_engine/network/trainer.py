@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,9 +41,10 @@ from py_engine.network import losses
 from py_engine.network.chain import Chain
 from py_engine.network.layers import Dropout
 from py_engine.network.metrics import Accuracy, Mean
-from py_engine.network.optimizers import SGD, SPLIT_FROM, Optimizer
+from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
+from py_engine.network.resting import LOOKED_UP, WINDOW, RestingRows
 from py_engine.network.steps import Replay, Rows, Step, ThreadUse, make_step
 from py_engine.network.threads import Team
 
@@ -137,8 +139,12 @@ class Trainer:
         tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
         self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
+        self._rests = True  # unless a plan reads more of an embedding than rows
+        self._resting: RestingRows | None = None
+        self._waking = 0.0  # seconds for the rows that the last step looks up
+        self._is_zeroed = True  # whether the gradient of what may rest is
         self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
-        self._update_seconds = math.inf  # the least of an update since that was planned
+        self._updates: deque[float] = deque(maxlen=2 * WINDOW)  # seconds of the last ones with that
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
@@ -184,9 +190,13 @@ class Trainer:
         # Both are planned first: a batch that the model can't take is an error before anything is trained. The whole
         # one comes first: streams of dropout layers are numbered in that order.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
-        steps = {samples: self._step(samples, x, y) for samples in sorted(sizes, reverse=True)}
+        steps, resting = self._plan(sorted(sizes, reverse=True), x, y)
         self._planned = whole = before = steps[max(sizes)]
-        with self._blas_threads(whole.threads.ways[0].blas), reading_ahead(x, rows) as reached:
+        with (
+            self._blas_threads(whole.threads.ways[0].blas),
+            reading_ahead(x, rows) as reached,
+            self._at_rest(resting),
+        ):
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
                 batch = rows[start : start + self._batch]
@@ -194,11 +204,15 @@ class Trainer:
                 if step is not before:
                     self._use(step, step.threads.ways[0])
                     before = step
+                if resting is not None:
+                    begun = perf_counter()
+                    resting.wake(x[batch])
+                    self._waking = perf_counter() - begun
                 rate = None if steps_rates is None else float(steps_rates[number])
                 weight = None if weights is None else weights[number]
                 finish = partial(self._finish, step, number, rate, weight)
                 tries = step is whole and not step.threads.decided
-                found[number] = self._try(step, x, y, batch, finish) if tries else finish(step.run(x, y, batch))
+                found[number] = self._try(step, x, y, batch, finish) if tries else finish(self._run(step, x, y, batch))
         if self.parallel is not None and weights is not None:
             return self.parallel.add_up(found * weights)
         return found
@@ -221,15 +235,16 @@ class Trainer:
         if not isinstance(step, Replay):
             return []
         streams = {name: layer.state() for name, layer in self._dropouts().items()}
+        self._is_zeroed = False
         try:
             with self._blas_threads(step.threads.ways[0].blas):
                 found, sums = step.costs()
         finally:
             for name, layer in self._dropouts().items():
                 layer.load_state(streams[name])
-        if math.isfinite(self._update_seconds):
+        if self._updates:
             vectors = 2 * (1 + len(self.optimizer.state_names)) + len(step.shards)
-            seconds = sums + self._update_seconds / self.accumulate
+            seconds = sums + sum(self._updates) / len(self._updates) / self.accumulate
             found.append(Cost(UPDATE, "", seconds, vectors * self.parameters.vector.nbytes, 0))
         return found
 
@@ -351,6 +366,58 @@ class Trainer:
 
     # How it works -----------------------------------------------------------------------------------------
 
+    def _plan(self, sizes: Sequence[int], x: Array, y: Array) -> tuple[dict[int, Step], RestingRows | None]:
+        """The steps for batches of these sizes, the largest first, and the rows that rest meanwhile."""
+        if (name := self._may_rest(sizes[0], x)) is not None:
+            steps = {samples: self._step(samples, x, y, rests=True) for samples in sizes}
+            matrix = self.parameters[name]
+            if all(isinstance(step, Replay) and step.reads_rows_only(name, matrix) for step in steps.values()):
+                return steps, self._resting_rows(name)
+            self._rests = False
+        return {samples: self._step(samples, x, y) for samples in sizes}, None
+
+    def _may_rest(self, samples: int, x: Array) -> str | None:
+        """The matrix of an embedding whose rows may rest, if there is one."""
+        how, layout = self.techniques, self.parameters.layout
+        name = f"{self.chain.takes_ids}.weight"
+        if not self._rests or name not in layout.shapes or not isinstance(self.optimizer, Adam):
+            return None
+        vocabulary, dimension = layout.shapes[name]
+        lets = self.optimizer.lets_rows_rest and self.accumulate == 1 and self.parallel is None
+        switched = how.resting_rows and how.sparse_rows and how.replay and how.batched and how.flat_parameters
+        few = samples * math.prod(x.shape[1:]) <= LOOKED_UP * vocabulary and vocabulary * dimension >= SPLIT_FROM
+        is_single = self.parameters.dtype == np.float32
+        return name if lets and switched and few and is_single else None
+
+    def _resting_rows(self, name: str) -> RestingRows:
+        """The rows of this matrix, whose gradient is all zeros."""
+        assert isinstance(self.optimizer, Adam)
+        matrix, gradient = self.parameters.arrays[name], self._gradient.arrays[name]
+        if not self._is_zeroed:
+            gradient.fill(0)
+            self._is_zeroed = True
+        start = self.parameters.layout.offsets[name]
+        team = self._all_threads() if self.threads > 1 else None
+        return RestingRows(self.optimizer, slice(start, start + matrix.size), matrix, gradient, team)
+
+    @contextmanager
+    def _at_rest(self, resting: RestingRows | None) -> Iterator[None]:
+        """Let these rows rest inside; afterwards they are up to date, and their gradient is all zeros."""
+        self._resting = resting
+        try:
+            yield
+        finally:
+            self._resting, self._waking = None, 0.0
+            if resting is not None:
+                resting.settle()
+                resting.clear()
+
+    def _run(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
+        """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
+        if self._resting is not None:
+            self._resting.clear()
+        return step.run(x, y, rows)
+
     def _finish(self, step: Step, number: int, rate: float | None, weight: float | None, loss: float) -> float:
         """Update after a step, with this learning rate; return its loss, which has this weight among all processes'."""
         if self.parallel is not None and weight is not None:
@@ -372,9 +439,13 @@ class Trainer:
                 return
         vector = self.parameters.vector
         team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
-        before = perf_counter()
-        self.optimizer.step(vector, self._total.vector, team)
-        self._update_seconds = min(self._update_seconds, perf_counter() - before)
+        before = perf_counter() - self._waking
+        if self._resting is None:
+            self.optimizer.step(vector, self._total.vector, team)
+        else:
+            self.optimizer.step(vector, self._total.vector, team, self._resting.part)
+            self._resting.update()
+        self._updates.append(perf_counter() - before)
         if self.accumulate > 1:
             self._total.vector[...] = 0
             self._pending = 0
@@ -397,6 +468,10 @@ class Trainer:
     def _sum_of_squares(self, step: Step) -> float:
         """Return that of the gradient. Where a team was used in the step, its threads sum a part of a long one each."""
         vector = self._gradient.vector
+        if self._resting is not None:
+            part = self._resting.part
+            others = vector[: part.start], vector[part.stop :]
+            return self._resting.squares() + sum(float(v.dot(v)) for v in others)
         if vector.size < SQUARES_SHARED_FROM or not (isinstance(step, Replay) and step.runs_in_team):
             return float(vector.dot(vector))
         found: list[float] = []
@@ -409,19 +484,21 @@ class Trainer:
         team.run([partial(add, part) for part in stretches(vector.size, team.size)])
         return sum(found)
 
-    def _step(self, samples: int, x: Array, y: Array) -> Step:
-        """Return the step for batches of this many samples, planned when it is first needed."""
-        key = samples, x.shape[1:], y.shape[1:]
+    def _step(self, samples: int, x: Array, y: Array, rests: bool = False) -> Step:
+        """Return the step for batches of this many samples, planned when it is first needed; see `make_step`."""
+        key = samples, x.shape[1:], y.shape[1:], rests
+        self._is_zeroed &= rests
         if key not in self._steps:
             with self._blas_threads(self.threads):
                 step = make_step(
-                    self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques
+                    *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),
+                    rests,
                 )
             if isinstance(step, Replay) and step.uses_team:
                 with self._blas_threads(1):
                     step.work_in(self._all_threads())
             self._steps[key] = self._planned = step
-            self._update_seconds = math.inf
+            self._updates.clear()
         return self._steps[key]
 
     def _try(self, step: Step, x: Array, y: Array, rows: Rows, finish: Callable[[float], float]) -> float:
@@ -434,7 +511,7 @@ class Trainer:
 
         def run(use: ThreadUse) -> float:
             self._use(step, use)
-            return step.run(x, y, rows)
+            return self._run(step, x, y, rows)
 
         try:
             if not step.threads.compared:
@@ -460,7 +537,7 @@ class Trainer:
             self._use(step, use)
             start = perf_counter()
             try:
-                loss = step.run(x, y, rows)
+                loss = self._run(step, x, y, rows)
             finally:
                 for name, layer in self._dropouts().items():
                     layer.load_state(streams[name])

@@ -145,7 +145,7 @@ def _weight_product(sums: Array, kernel: Array, words: Array, memory: Array, out
 
 
 def _sum_word_rows(
-    shards: Sequence[Sequence[Array]], out: Array, vocabulary: int, padding_index: int
+    shards: Sequence[Sequence[Array]], out: Array, zeroed: bool, vocabulary: int, padding_index: int
 ) -> tuple[list[list[Call]], list[list[Call]]]:
     """See `Op.sum_rows`. Every thread puts all rows of a part of the vocabulary in their places.
 
@@ -153,11 +153,13 @@ def _sum_word_rows(
     """
     edges = [vocabulary * k // len(shards) for k in range(len(shards) + 1)]
     left = [(words, np.empty((len(sums), out.shape[1]), out.dtype)) for sums, _, words in shards]
+    most = max((rows for _, rows in left), key=len)
     leave: list[list[Call]] = []
     add: list[list[Call]] = []
     for (start, stop), (sums, kernel, words), (_, rows) in zip(pairwise(edges), shards, left, strict=True):
-        leave.append([partial(out[start:stop].fill, 0), partial(_rows_by_word, sums, kernel, words, rows)])
-        add.append([partial(_put_rows, left, start, stop, out, np.empty_like(left[0][1]))])
+        leave.append([] if zeroed else [partial(out[start:stop].fill, 0)])
+        leave[-1].append(partial(_rows_by_word, sums, kernel, words, rows))
+        add.append([partial(_put_rows, left, start, stop, out, np.empty_like(most))])
         if start <= padding_index < stop:
             add[-1].append(partial(out[padding_index].fill, 0))
     return leave, add
@@ -186,6 +188,7 @@ WORD_KERNEL_GRADIENT: Op = define(
     infer=lambda sums, weight, words: ((sums.shape[1], weight.shape[1]), common_dtype((sums, weight))),
     bind=_bind_kernel_gradient,
     accepts=c_ordered,
+    reads_rows=True,
     fused=True,
     doc="gradient of word_phases by its kernel, from the sums for each word",
 )
@@ -229,6 +232,7 @@ WORD_PHASES: Op = define(
     infer=_infer_phases,
     bind=_bind_phases,
     accepts=c_ordered,
+    reads_rows=True,
     checks=lambda weight, kernel, ids, **at: ids_checked(ids, weight.shape[0]),
     fused=True,
     doc="a kernel (places * filters, dimension) moved over the word vectors of texts (N, T), by phase",

@@ -451,7 +451,7 @@ def row_additions(
 
 
 def _sum_rows(
-    shards: Sequence[Sequence[Array]], out: Array, vocabulary: int, padding_index: int
+    shards: Sequence[Sequence[Array]], out: Array, zeroed: bool, vocabulary: int, padding_index: int
 ) -> tuple[list[list[Call]], list[list[Call]]]:
     """See `Op.sum_rows`. Every thread adds all rows in a part of the columns, so that none waits for another."""
     ends = np.cumsum([0, *(ids.size for _, ids in shards)])
@@ -462,8 +462,9 @@ def _sum_rows(
     leave: list[list[Call]] = []
     for k, (rows, ids) in enumerate(shards):
         place = slice(ends[k], ends[k + 1])
-        zeroed = out[vocabulary * k // len(shards) : vocabulary * (k + 1) // len(shards)]
-        leave.append([partial(zeroed.fill, 0), partial(np.copyto, all_ids[place], ids.reshape(-1))])
+        share = out[vocabulary * k // len(shards) : vocabulary * (k + 1) // len(shards)]
+        leave.append([] if zeroed else [partial(share.fill, 0)])
+        leave[k].append(partial(np.copyto, all_ids[place], ids.reshape(-1)))
         for (start, stop), part in zip(pairwise(edges), parts, strict=True):
             leave[k].append(partial(np.copyto, part[place], rows.reshape(-1, dimension)[:, start:stop]))
     add = [
@@ -548,6 +549,7 @@ EMBEDDING: Op = define(
     ),
     bytes=lambda weight, ids, padding_index: 2 * ids.size * weight.shape[1] * weight.dtype.itemsize + nbytes(ids),
     skipped=lambda weight, ids, padding_index: 1,
+    reads_rows=True,
     batch=_batch_embedding,
     doc="rows of a matrix by their numbers",
 )

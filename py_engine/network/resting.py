@@ -1,0 +1,196 @@
+"""Rows of an embedding that rest: what Adam does to them waits until they are looked up again.
+
+Adam moves every row at every step, since its means fade slowly where there is no gradient. But what becomes of such a
+row is known: k steps later its mean is ``beta1**k`` and its square ``beta2**k`` times what they were, and at each step
+it has moved by ``c * mean / (sqrt(square) + e)`` with numbers c and e of that step. So rows are brought up to date
+when a mini-batch looks them up, all of them every `WINDOW` steps, and before anybody else sees them.
+
+Steps in a row whose e differ by less than `SPREAD` are one division, by the harmonic mean of their e. That changes the
+movement by a 40,000th of it at most, where sqrt(square) and e are about equal, and by nothing where one is far above
+the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from py_engine.ad.memory import stretches
+from py_engine.ad.tensor import Array
+from py_engine.network.optimizers import BLOCKS, FLUSHED_EVERY, SPLIT_FROM, Adam
+from py_engine.network.threads import Team
+
+WINDOW = 16
+"""Steps after which all rows are brought up to date: a pass over the whole matrix is then a small part of a step."""
+
+SPREAD = 1.02
+"""How many times as large as the smallest the largest e of the steps is that are one division.
+
+The movement differs by a quarter of the variance of e, relative to its mean: (SPREAD - 1)² / 16 at most.
+"""
+
+LOOKED_UP = 0.25
+"""Which part of the rows a mini-batch may look up at most: each takes twice as long as one that is merely updated."""
+
+
+class Faded(NamedTuple):
+    """What has become of rows since each step of a window, by the number of that step.
+
+    Their mean and square are to be multiplied by these; `divisions` are the c and e of their movement.
+    """
+
+    mean: Array
+    square: Array
+    divisions: list[tuple[Array, Array]]
+
+
+def faded(factors: list[tuple[float, float]], betas: tuple[float, float], dtype: np.dtype[Any]) -> Faded:
+    """What becomes of rows in steps of these c and e, that were up to date after 0, 1, ... of them."""
+    count = len(factors)
+    c, e = np.array(factors, np.float64).reshape(count, 2).T
+    ago = np.arange(1, count + 1) - np.arange(count + 1)[:, np.newaxis]  # (up to date since, step)
+    root = math.sqrt(betas[1])
+    moves = np.where(ago > 0, c * (betas[0] / root) ** np.maximum(ago, 0), 0.0)
+    beside = e / root ** np.maximum(ago, 0)
+    starts = [0]
+    for step in range(count):
+        if beside[0, step] > SPREAD * beside[0, starts[-1]]:
+            starts.append(step)
+    divisions = []
+    for start, stop in zip(starts, [*starts[1:], count], strict=True):
+        by = moves[:, start:stop].sum(1)
+        together = (moves[:, start:stop] / beside[:, start:stop]).sum(1)
+        divisions.append((by.astype(dtype), np.divide(by, together, out=beside[:, start], where=by > 0).astype(dtype)))
+    mean, square = (beta ** ago[:, -1] for beta in betas)
+    return Faded(mean.astype(dtype), square.astype(dtype), divisions)
+
+
+class RestingRows:
+    """The rows of a matrix that Adam trains, of which each step has a gradient for a few.
+
+    Use: `wake` before a step, `clear` before each time that it leaves a gradient, `update` after the optimizer's step
+    without the matrix, and `settle` at the end.
+
+    Args:
+        optimizer: it is bound to the vector that the matrix is a part of.
+        part: that part.
+        matrix, gradient: (rows, dimension), views of the parameters and of their gradient, which is all zeros.
+        team: the threads that share what there is to do, if there are any.
+    """
+
+    def __init__(self, optimizer: Adam, part: slice, matrix: Array, gradient: Array, team: Team | None) -> None:
+        self.part = part
+        self._optimizer = optimizer
+        self._matrix, self._gradient = matrix, gradient
+        self._arrays = [matrix, *(array.reshape(matrix.shape) for array in optimizer.state_of(part))]
+        self._team = team if team is not None and matrix.size >= SPLIT_FROM else None
+        self._looked_up = np.zeros(len(matrix), np.bool_)
+        self._since = np.zeros(len(matrix), np.intp)
+        """The step of the window, from 0, that each row is up to date since."""
+        self._factors: list[tuple[float, float]] = []
+        """Of the steps of the window."""
+        self._awake = self._written = np.zeros(0, np.intp)
+        self._room = np.empty((5, 0, matrix.shape[1]), matrix.dtype)
+
+    def wake(self, ids: Array) -> None:
+        """Bring the rows of these ids, which may repeat, up to date."""
+        self._looked_up[ids] = True
+        found = self._looked_up.nonzero()[0]
+        self._looked_up[found] = False
+        count = len(found)
+        if count > self._room.shape[1]:
+            self._room = np.empty((5, count, self._matrix.shape[1]), self._matrix.dtype)
+        self._share_out(partial(self._gather, found, self._faded() if self._factors else None), count)
+        self._awake = found  # from here on an interrupted step puts them back as they are in the room
+        self._matrix[found] = self._room[0, :count]
+
+    def _gather(self, ids: Array, now: Faded | None, part: slice) -> None:
+        *rows, s, root = self._room[:, part]
+        for array, found in zip(self._arrays, rows, strict=True):
+            array.take(ids[part], 0, found, "clip")
+        if now is not None:
+            _fade(now, self._since[ids[part], np.newaxis], rows, s, root)
+
+    def clear(self) -> None:
+        """Leave the gradient all zeros."""
+        self._gradient[self._written] = 0
+        self._written = self._awake
+
+    def squares(self) -> float:
+        """The sum of squares of the gradient, whose rows are gathered."""
+        rows = self._room[4, : len(self._awake)]
+        self._gradient.take(self._awake, 0, rows, "clip")
+        return float(np.vdot(rows, rows))
+
+    def update(self) -> None:
+        """Update the rows that are awake, after `squares`, as the optimizer has updated the others."""
+        self._share_out(self._update, len(self._awake))
+        self._factors.append(self._optimizer.factors())
+        self._since[self._awake] = len(self._factors)
+        self._awake = self._awake[:0]
+        if len(self._factors) == WINDOW:
+            self.settle()
+
+    def _update(self, part: slice) -> None:
+        ids = self._awake[part]
+        p, mean, square, s, gradient = self._room[:, part]
+        self._optimizer.update(*(rows.reshape(-1) for rows in (p, gradient, s, mean, square)))
+        for array, rows in zip(self._arrays, (p, mean, square), strict=True):
+            array[ids] = rows
+
+    def settle(self) -> None:
+        """Bring all rows up to date; of a step that has failed nothing is left."""
+        for array, rows in zip(self._arrays, self._room, strict=False):
+            array[self._awake] = rows[: len(self._awake)]
+        self._since[self._awake] = len(self._factors)
+        self._awake = self._awake[:0]
+        if self._factors:
+            now, before = self._optimizer.steps, self._optimizer.steps - len(self._factors)
+            flushes = now // FLUSHED_EVERY > before // FLUSHED_EVERY
+            self._share_out(partial(self._settle, self._faded(), flushes), len(self._matrix))
+            self._since.fill(0)
+            self._factors.clear()
+
+    def _settle(self, now: Faded, flushes: bool, part: slice) -> None:
+        length = max(1, BLOCKS[self._team is not None] // self._matrix.shape[1])
+        s, root = np.empty((2, min(length, part.stop - part.start), self._matrix.shape[1]), self._matrix.dtype)
+        for start in range(part.start, part.stop, length):
+            block = slice(start, min(start + length, part.stop))
+            count = block.stop - block.start
+            rows = [array[block] for array in self._arrays]
+            later = self._since[block].nonzero()[0]  # they were looked up meanwhile
+            apart = [array[later] for array in rows]
+            _fade(now, self._since[block][later, np.newaxis], apart, *np.empty((2, *apart[0].shape), s.dtype))
+            _fade(now, 0, rows, s[:count], root[:count])
+            for array, found in zip(rows, apart, strict=True):
+                array[later] = found
+            self._since[block] = len(self._factors)  # if it is interrupted, those that are done need nothing
+            if flushes:
+                self._optimizer.flush(rows[1:], s[:count])
+
+    def _faded(self) -> Faded:
+        return faded(self._factors, self._optimizer.betas, self._matrix.dtype)
+
+    def _share_out(self, do: Callable[[slice], None], count: int) -> None:
+        """Do this with all parts of so many rows, in a thread each where they are many."""
+        if self._team is None or count * self._matrix.shape[1] < SPLIT_FROM:
+            do(slice(0, count))
+        else:
+            self._team.run([partial(do, part) for part in stretches(count, self._team.size)])
+
+
+def _fade(now: Faded, since: Array | int, rows: Sequence[Array], s: Array, root: Array) -> None:
+    """Do to rows, mean and square what was to be done since this step, or these in a column; the rest is scratch."""
+    p, mean, square = rows
+    np.sqrt(square, out=root)
+    for c, e in now.divisions:
+        np.add(root, e[since], out=s)
+        np.divide(mean, s, out=s)
+        np.multiply(s, c[since], out=s)
+        np.subtract(p, s, out=p)
+    np.multiply(mean, now.mean[since], out=mean)
+    np.multiply(square, now.square[since], out=square)

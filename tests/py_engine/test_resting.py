@@ -1,0 +1,333 @@
+"""Rows of an embedding that rest: the same as if Adam had moved them at every step, but for roundings and a little."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from py_engine.ad import ops
+from py_engine.ad.techniques import Techniques
+from py_engine.errors import NonFiniteError
+from py_engine.network import (
+    Activation,
+    Adam,
+    AdamW,
+    Chain,
+    Conv1D,
+    Dense,
+    Embedding,
+    Flatten,
+    GlobalMaxPool,
+    PermuteDims,
+    RMSProp,
+    Trainer,
+    resting,
+)
+from py_engine.network.layers import Layer
+from py_engine.network.threads import Team
+
+VOCABULARY, DIMENSION, LENGTH, BATCH = 8192, 16, 10, 20
+
+
+def flat_chain(dtype=np.float32, **options):
+    return Chain(
+        Embedding(VOCABULARY, DIMENSION, **options), Flatten(), Dense(LENGTH * DIMENSION, 3), dtype=dtype, seed=0
+    )
+
+
+def text_chain(**options):
+    """Whose gradient by the word vectors is a product with sums for each different word."""
+    return Chain(
+        Embedding(VOCABULARY, DIMENSION, **options),
+        PermuteDims(1, 0),
+        Conv1D(DIMENSION, 8, 3),
+        Activation("relu"),
+        GlobalMaxPool(),
+        Dense(8, 3),
+        seed=0,
+    )
+
+
+@pytest.fixture
+def data(rng):
+    """Words of which some come often and most come seldom, in batches of a whole number and a rest."""
+    ids = (VOCABULARY * rng.random((BATCH * 45 + 7, LENGTH)) ** 3).astype(np.int64)
+    return ids, rng.integers(0, 3, len(ids))
+
+
+@pytest.fixture
+def woken(monkeypatch):
+    """How often rows were woken."""
+    found = []
+    wake = resting.RestingRows.wake
+    monkeypatch.setattr(resting.RestingRows, "wake", lambda self, ids: (found.append(ids), wake(self, ids))[1])
+    return found
+
+
+def trained(data, chain, epochs=1, rates=None, order=None, **options):
+    given = {"batch_size": BATCH, "threads": 1, "optimizer": Adam(0.001), **options}
+    trainer = Trainer(chain, **given)
+    losses = np.concatenate([trainer.train_epoch(*data, order, rates) for _ in range(epochs)])
+    trainer.close()
+    return losses, chain.parameters.as_dict(), trainer.optimizer.state()
+
+
+def assert_equal(actual, expected):
+    """Equal but for roundings, which Adam makes a part of a step of where a gradient is nearly zero."""
+    (losses, parameters, state), (other_losses, other_parameters, other_state) = actual, expected
+    np.testing.assert_allclose(losses, other_losses, atol=2e-6)
+    for name, array in parameters.items():
+        apart = np.abs(array - other_parameters[name])
+        assert np.quantile(apart, 0.9999) < 1e-6 and apart.max() < 1e-4
+    assert state["steps"] == other_state["steps"]
+    for name in ("mean", "square"):
+        scale = np.abs(other_state[name]).max()
+        np.testing.assert_allclose(state[name] / scale, other_state[name] / scale, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("padding", [None, 5])
+@pytest.mark.parametrize("make", [flat_chain, text_chain])
+@pytest.mark.parametrize(("threads", "split"), [(1, False), (2, False), (2, True), (3, True)])
+def test_training_is_the_same_but_for_roundings(data, woken, make, padding, threads, split):
+    make = partial(make, padding_index=padding)
+    how = partial(Techniques, split_batch=split)
+    expected = trained(data, make(), 2, threads=threads, techniques=how(resting_rows=False))
+    assert not woken
+    actual = trained(data, make(), 2, threads=threads, techniques=how())
+    assert len(woken) == 2 * 46
+    assert_equal(actual, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.95)])
+def test_given_gradients_move_rows_as_the_dense_rule_does(rng, monkeypatch, betas, threads):
+    """In a matrix among other parameters, with gradients of all sizes, at rates that change."""
+    monkeypatch.setattr(resting, "SPLIT_FROM", 1)
+    rows, dimension, first, size = 300, 8, 16, 16 + 300 * 8 + 32
+    part = slice(first, first + rows * dimension)
+    team = Team(threads) if threads > 1 else None
+    start = (0.1 * rng.standard_normal(size)).astype(np.float32)
+    vectors, gradients = [start.copy(), start.copy()], [np.zeros(size, np.float32) for _ in range(2)]
+    dense, sparse = Adam(0.001, betas), Adam(0.001, betas)
+    dense.bind(vectors[0])
+    sparse.bind(vectors[1])
+    shape = (rows, dimension)
+    matrix, gradient = vectors[1][part].reshape(shape), gradients[1][part].reshape(shape)
+    at_rest = resting.RestingRows(sparse, part, matrix, gradient, team)
+    for step in range(150):
+        dense.learning_rate = sparse.learning_rate = 0.001 / (1 + step % 7)
+        ids = rng.integers(0, rows if step % 10 else 30, rng.integers(1, 40))
+        found = np.zeros(shape, np.float32)
+        found[ids] = rng.standard_normal((len(ids), dimension)) * 10 ** rng.uniform(-10, 0, (len(ids), dimension))
+        rest = rng.standard_normal(size)
+        for g in gradients:
+            g[:first], g[part.stop :] = rest[:first], rest[part.stop :]
+        gradients[0][part] = found.ravel()
+        at_rest.wake(ids)
+        np.testing.assert_allclose(matrix[ids], vectors[0][part].reshape(shape)[ids], rtol=0, atol=5e-7)
+        dense.step(vectors[0], gradients[0])
+        at_rest.clear()
+        assert not gradient.any()
+        gradient[ids] = found[ids]
+        assert at_rest.squares() == pytest.approx(np.square(found).sum(), rel=1e-5)
+        sparse.step(vectors[1], gradients[1], None, part)
+        at_rest.update()
+    at_rest.settle()
+    np.testing.assert_allclose(vectors[1], vectors[0], rtol=0, atol=5e-7)
+    for name, array in dense.state().items():
+        np.testing.assert_allclose(sparse.state()[name], array, rtol=1e-5, atol=1e-6 * np.abs(array).max())
+    if team is not None:
+        team.close()
+
+
+def test_a_schedule_and_the_rows_of_an_order_are_kept(data, woken, rng):
+    order = rng.permutation(len(data[0]))[: BATCH * 30]
+    rates = np.linspace(0.002, 0.0, 30)
+    expected = trained(data, flat_chain(), rates=rates, order=order, techniques=Techniques(resting_rows=False))
+    assert_equal(trained(data, flat_chain(), rates=rates, order=order), expected)
+    assert len(woken) == 30
+
+
+@pytest.mark.parametrize("first", [1, 20, 300, 5000])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.9), (0.99, 0.95)])
+@pytest.mark.parametrize("count", [1, 7, resting.WINDOW])
+def test_many_steps_at_once_move_what_so_many_single_ones_do(rng, first, betas, count):
+    """Whatever the ratio of the root to eps: where they are about equal, a division for many steps differs most."""
+    mean = rng.standard_normal(2000) * 10.0 ** rng.uniform(-12, 2, 2000)
+    square = np.abs(mean * 10.0 ** rng.uniform(-2, 2, 2000)) ** 2
+    square[:10] = mean[:10] = 0
+    optimizer = Adam(0.001, betas)
+    optimizer.bind(np.zeros(1))
+    p, m, v, factors = np.zeros(2000), mean.copy(), square.copy(), []
+    moved = np.zeros(2000)
+    for step in range(first, first + count):
+        optimizer.steps = step
+        factors.append(optimizer.factors())
+        before = p.copy()
+        optimizer.update(p, np.zeros(2000), np.empty(2000), m, v)
+        moved += np.abs(p - before)
+    now = resting.faded(factors, betas, np.dtype(np.float64))
+    found = [np.zeros((2000, 1)), mean[:, np.newaxis].copy(), square[:, np.newaxis].copy()]
+    resting._fade(now, 0, found, *np.empty((2, 2000, 1)))
+    np.testing.assert_allclose(found[1][:, 0], m, rtol=1e-12)
+    np.testing.assert_allclose(found[2][:, 0], v, rtol=1e-12)
+    assert (np.abs(found[0][:, 0] - p) <= (resting.SPREAD - 1) ** 2 / 16 * moved + 1e-14 * np.abs(p)).all()
+    assert first < 5000 or betas[1] < 0.999 or len(now.divisions) == 1
+    for since in range(1, count):  # rows that were looked up meanwhile
+        later = resting.faded(factors[since:], betas, np.dtype(np.float64))
+        np.testing.assert_allclose(now.mean[since], later.mean[0], rtol=1e-12)
+        np.testing.assert_allclose(
+            sum(c[since] for c, _ in now.divisions), sum(c[0] for c, _ in later.divisions), rtol=1e-12
+        )
+
+
+def test_a_step_that_fails_leaves_what_was_before_it(data, woken, monkeypatch):
+    ids, y = data
+    expected = trained((ids[: BATCH * 21], y[: BATCH * 21]), text_chain(), techniques=Techniques(resting_rows=False))
+    for error in (KeyboardInterrupt, NonFiniteError):
+        chain = text_chain()
+        trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001))
+        finish, left = trainer._check, [21]
+
+        def check(*given, finish=finish, left=left, error=error):
+            if not left[0]:
+                raise error("stopped")
+            left[0] -= 1
+            finish(*given)
+
+        monkeypatch.setattr(trainer, "_check", check)
+        with pytest.raises(error):
+            trainer.train_epoch(ids, y)
+        assert_equal((expected[0], chain.parameters.as_dict(), trainer.optimizer.state()), expected)
+        trainer.close()
+
+
+@pytest.mark.parametrize("before", [0, 7, 16, 20, 40, 48, 60, 100])
+def test_an_interrupt_leaves_all_rows_as_after_the_last_step(data, monkeypatch, before):
+    """While rows are woken, and while all are brought up to date, in blocks of which some are done."""
+    monkeypatch.setattr(resting, "BLOCKS", (4096, 4096))
+    chain = flat_chain()
+    trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001))
+    fade, left = resting._fade, [before]
+
+    def interrupted(*given):
+        left[0] -= 1
+        if left[0] == -1:
+            raise KeyboardInterrupt
+        fade(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resting, "_fade", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train_epoch(*data)
+    steps = trainer.optimizer.steps
+    part = data[0][: BATCH * steps], data[1][: BATCH * steps]
+    losses, *expected = trained(part, flat_chain(), techniques=Techniques(resting_rows=False))
+    assert_equal((losses, chain.parameters.as_dict(), trainer.optimizer.state()), (losses, *expected))
+    trainer.close()
+
+
+def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, woken):
+    chains = [text_chain(), text_chain()]
+    first, second = (Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001)) for chain in chains)
+    first.train_epoch(*data)
+    first.costs()
+    loss, gradients = first.loss_and_gradients(data[0][:50], data[1][:50])
+    dense = Trainer(chains[0], threads=1, techniques=Techniques(resting_rows=False, sparse_rows=False, fuse=False))
+    other_loss, expected = dense.loss_and_gradients(data[0][:50], data[1][:50])
+    assert loss == pytest.approx(other_loss, rel=1e-5)
+    np.testing.assert_allclose(gradients["embedding.weight"], expected["embedding.weight"], atol=1e-6)
+    first.train_epoch(data[0][: 3 * BATCH], data[1][: 3 * BATCH])
+    first.costs()
+    first.train_epoch(*data)
+    for part in (data, (data[0][: 3 * BATCH], data[1][: 3 * BATCH]), data):
+        second.train_epoch(*part)
+    assert (chains[0].parameters.vector == chains[1].parameters.vector).all()
+    first.close(), second.close(), dense.close()
+
+
+def test_a_training_that_is_resumed_goes_on_bit_for_bit(data, woken):
+    chains = [text_chain(), text_chain()]
+    whole, resumed = (Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001)) for chain in chains)
+    whole.train_epoch(*data)
+    chains[1].parameters.load(chains[0].parameters.as_dict())
+    resumed.load_state(whole.state())
+    whole.train_epoch(*data)
+    resumed.train_epoch(*data)
+    assert woken
+    assert (chains[0].parameters.vector == chains[1].parameters.vector).all()
+    whole.close(), resumed.close()
+
+
+class Tied(Layer):
+    """Scores of all words by their own vectors, which are read beside the embedding without a gradient."""
+
+    only_moves = False
+
+    def __init__(self, embedding):
+        super().__init__("tied")
+        self.embedding = embedding
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def forward(self, x, parameters, training):
+        return x + ops.mean(ops.stop_gradient(self.embedding["embedding.weight"]))
+
+
+class OwnAdam(Adam):
+    def _update(self, p, g, s, *state):
+        super()._update(p, g, s, *state)
+        np.multiply(p, 0.99, out=p)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": Adam(0.001, weight_decay=0.1)},
+        {"optimizer": AdamW(0.001)},
+        {"optimizer": Adam(0.001, clip_norm=1.0)},
+        {"optimizer": Adam(0.001, clip_value=1.0)},
+        {"optimizer": Adam(0.001, (0.9, 0.5))},
+        {"optimizer": RMSProp(0.001)},
+        {"optimizer": OwnAdam(0.001)},
+        {"accumulate": 2},
+        {"batch_size": VOCABULARY // 4 // LENGTH + 1},
+        {"techniques": Techniques(sparse_rows=False)},
+        {"techniques": Techniques(flat_parameters=False)},
+    ],
+    ids=str,
+)
+def test_rows_rest_only_where_that_is_the_same_and_less_work(data, woken, options):
+    trained(data, flat_chain(), **options)
+    assert not woken
+
+
+def test_rows_do_not_rest_in_float64_in_small_matrices_or_where_the_matrix_is_read_as_a_whole(data, woken):
+    trained(data, flat_chain(np.float64))
+    trained((data[0] % 512, data[1]), Chain(Embedding(512, 16), Flatten(), Dense(160, 3)))
+    trained(data, flat_chain(trainable=False))
+    chain = flat_chain()
+    whole = Chain(*chain.layers.values(), Tied(chain.parameters), seed=0)
+    whole.layers["tied"].embedding = whole.parameters
+    trained(data, whole)
+    assert not woken
+
+
+def test_adamw_without_decay_rests(data, woken):
+    expected = trained(data, flat_chain(), techniques=Techniques(resting_rows=False))
+    assert_equal(trained(data, flat_chain(), optimizer=AdamW(0.001, weight_decay=0.0)), expected)
+    assert woken
+
+
+def test_numbers_that_are_nearly_too_small_become_zero(data, woken):
+    """A mean that fades for thousands of steps is not left to numbers that processors are slow with."""
+    rows = np.arange(1000, dtype=np.int64).reshape(100, LENGTH)
+    order = np.concatenate([np.arange(100), np.tile(np.arange(5), 1000)])
+    _, _, state = trained((rows, np.zeros(100, np.int64)), flat_chain(), order=order, batch_size=5)
+    mean = np.abs(state["mean"])
+    assert woken
+    assert not ((mean > 0) & (mean < np.finfo(np.float32).tiny)).any()
+    assert (mean[200 * DIMENSION : 1000 * DIMENSION] == 0).all()
