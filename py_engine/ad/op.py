@@ -108,7 +108,8 @@ class Op:
             inputs' arrays on each shard of a batch: the calls that compute the sum over the shards in `out`, without a
             matrix for each. In two lists: for each shard those that leave its rows and, unless `out` is `zeroed`, zero
             its share of that; then, for each thread, those that add its share of the sum.
-        reads_rows: whether of a matrix of floats it reads those rows alone whose numbers are in its input of ids.
+        reads_rows: whether of a matrix of floats it reads those rows alone whose numbers are in its input of integers.
+        keeps_ids: whether all ids in its result are in its input.
         simplify: `simplify(equation, made)` gives an equal of an equation that is less to compute: a tensor, or an
             equation with the same outputs; None where it knows none. `made` has the equation that makes each variable,
             by its id.
@@ -167,6 +168,7 @@ class Op:
     places: Callable[..., Sequence[Any]] | None = None
     sum_rows: Callable[..., tuple[list[list[Call]], list[list[Call]]]] | None = None
     reads_rows: bool = False
+    keeps_ids: bool = False
     simplify: Simplify | None = None
     checks: Callable[..., Check | None] | None = None
     commutes: bool = False

@@ -158,8 +158,7 @@ class Optimizer(ABC):
         Raises `NonFiniteError` if the norm is to be clipped and is NaN or Inf; the parameters are then
         unchanged.
         """
-        if vector is not self._vector:
-            raise ConfigurationError(f"{self._name}.step: this vector isn't the bound one; call bind(vector) first")
+        self._check_bound(vector)
         threads = team.size if team is not None and _size(vector, without) >= SPLIT_FROM else 1
         if gradient is not self._gradient or threads != self._threads or without != self._without:
             self._cut(vector, gradient, threads, without)
@@ -173,8 +172,9 @@ class Optimizer(ABC):
         """Do what the last step did to other parameters `p`, from their gradient and state, with `s` as scratch."""
         self._update(p, g, s, *state)
 
-    def state_of(self, part: slice) -> list[Vector]:
-        """The state of a part of the vector, as views."""
+    def state_of(self, vector: Vector, part: slice) -> list[Vector]:
+        """The state of a part of the vector that it is bound to, as views."""
+        self._check_bound(vector)
         return [array[part] for array in self._state.values()]
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -207,6 +207,10 @@ class Optimizer(ABC):
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+    def _check_bound(self, vector: Vector) -> None:
+        if vector is not self._vector:
+            raise ConfigurationError(f"{self._name}.step: this vector isn't the bound one; call bind(vector) first")
 
     def _number(
         self, name: str, value: float, *, at_least: float = -math.inf, above: float = -math.inf, below: float = math.inf

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from py_engine.ad.memory import stretches
+from py_engine.ad.ops.indexing import check_ids
 from py_engine.ad.tensor import Array
 from py_engine.network.optimizers import BLOCKS, FLUSHED_EVERY, SPLIT_FROM, Adam
 from py_engine.network.threads import Team
 
-WINDOW = 16
+WINDOW = 32
 """Steps after which all rows are brought up to date: a pass over the whole matrix is then a small part of a step."""
 
 SPREAD = 1.02
@@ -73,39 +74,48 @@ class RestingRows:
     """The rows of a matrix that Adam trains, of which each step has a gradient for a few.
 
     Use: `wake` before a step, `clear` before each time that it leaves a gradient, `update` after the optimizer's step
-    without the matrix, and `settle` at the end.
+    without the matrix, and `settle` and `clear` at the end. Where `settle` is interrupted, another one does the rest.
 
     Args:
         optimizer: it is bound to the vector that the matrix is a part of.
         part: that part.
-        matrix, gradient: (rows, dimension), views of the parameters and of their gradient, which is all zeros.
+        arrays: the matrix, (rows, dimension), and its part of the optimizer's state, `mean` and `square`: views.
+        gradient: that of the matrix, which is all zeros.
         team: the threads that share what there is to do, if there are any.
     """
 
-    def __init__(self, optimizer: Adam, part: slice, matrix: Array, gradient: Array, team: Team | None) -> None:
+    def __init__(
+        self, optimizer: Adam, part: slice, arrays: Sequence[Array], gradient: Array, team: Team | None
+    ) -> None:
         self.part = part
         self._optimizer = optimizer
-        self._matrix, self._gradient = matrix, gradient
-        self._arrays = [matrix, *(array.reshape(matrix.shape) for array in optimizer.state_of(part))]
-        self._team = team if team is not None and matrix.size >= SPLIT_FROM else None
-        self._looked_up = np.zeros(len(matrix), np.bool_)
-        self._since = np.zeros(len(matrix), np.intp)
+        self._matrix, self._gradient = arrays[0], gradient
+        self._arrays = [array.reshape(gradient.shape) for array in arrays]
+        self._team = team if team is not None and gradient.size >= SPLIT_FROM else None
+        self._looked_up = np.zeros(len(gradient), np.bool_)
+        self._since = np.zeros(len(gradient), np.intp)
         """The step of the window, from 0, that each row is up to date since."""
         self._factors: list[tuple[float, float]] = []
         """Of the steps of the window."""
         self._awake = self._written = np.zeros(0, np.intp)
-        self._room = np.empty((5, 0, matrix.shape[1]), matrix.dtype)
+        self._room = self._empty(0)
+        self._unfinished: dict[int, tuple[slice, list[Array]]] = {}
+        """By their first row, the rows that are being put in their places, and what they are to be."""
 
     def wake(self, ids: Array) -> None:
-        """Bring the rows of these ids, which may repeat, up to date."""
-        self._looked_up[ids] = True
+        """Bring the rows of these ids, which may repeat, up to date. Raises ShapeError for one that there is not."""
+        try:
+            self._looked_up[ids] = True
+        except IndexError:  # they were changed since the trainer checked them
+            check_ids(ids, len(self._matrix), "the embedding")
+            raise
         found = self._looked_up.nonzero()[0]
         self._looked_up[found] = False
         count = len(found)
         if count > self._room.shape[1]:
-            self._room = np.empty((5, count, self._matrix.shape[1]), self._matrix.dtype)
+            self._room = self._empty(count)
         self._share_out(partial(self._gather, found, self._faded() if self._factors else None), count)
-        self._awake = found  # from here on an interrupted step puts them back as they are in the room
+        self._awake = found  # from here on they are what is in the room
         self._matrix[found] = self._room[0, :count]
 
     def _gather(self, ids: Array, now: Faded | None, part: slice) -> None:
@@ -144,8 +154,10 @@ class RestingRows:
 
     def settle(self) -> None:
         """Bring all rows up to date; of a step that has failed nothing is left."""
-        for array, rows in zip(self._arrays, self._room, strict=False):
-            array[self._awake] = rows[: len(self._awake)]
+        for block, rows in list(self._unfinished.values()):
+            self._put(block, rows)
+        for array, found in zip(self._arrays, self._room, strict=False):
+            array[self._awake] = found[: len(self._awake)]
         self._since[self._awake] = len(self._factors)
         self._awake = self._awake[:0]
         if self._factors:
@@ -157,27 +169,40 @@ class RestingRows:
 
     def _settle(self, now: Faded, flushes: bool, part: slice) -> None:
         length = max(1, BLOCKS[self._team is not None] // self._matrix.shape[1])
-        s, root = np.empty((2, min(length, part.stop - part.start), self._matrix.shape[1]), self._matrix.dtype)
+        room = self._empty(min(length, part.stop - part.start))
         for start in range(part.start, part.stop, length):
             block = slice(start, min(start + length, part.stop))
-            count = block.stop - block.start
-            rows = [array[block] for array in self._arrays]
+            *rows, s, root = room[:, : block.stop - block.start]
+            for array, copy in zip(self._arrays, rows, strict=True):
+                np.copyto(copy, array[block])
             later = self._since[block].nonzero()[0]  # they were looked up meanwhile
-            apart = [array[later] for array in rows]
+            apart = [copy[later] for copy in rows]
             _fade(now, self._since[block][later, np.newaxis], apart, *np.empty((2, *apart[0].shape), s.dtype))
-            _fade(now, 0, rows, s[:count], root[:count])
-            for array, found in zip(rows, apart, strict=True):
-                array[later] = found
-            self._since[block] = len(self._factors)  # if it is interrupted, those that are done need nothing
+            _fade(now, 0, rows, s, root)
+            for copy, found in zip(rows, apart, strict=True):
+                copy[later] = found
             if flushes:
-                self._optimizer.flush(rows[1:], s[:count])
+                self._optimizer.flush(rows[1:], s)
+            self._put(block, rows)
+
+    def _put(self, block: slice, rows: list[Array]) -> None:
+        """Put rows that are up to date in their places; if that is interrupted, they are known to `settle`."""
+        self._unfinished[block.start] = block, rows
+        for array, copy in zip(self._arrays, rows, strict=True):
+            array[block] = copy
+        self._since[block] = len(self._factors)
+        del self._unfinished[block.start]
+
+    def _empty(self, count: int) -> Array:
+        """Room for so many rows, what is kept for them, and two more numbers for each."""
+        return np.empty((5, count, self._gradient.shape[1]), self._gradient.dtype)
 
     def _faded(self) -> Faded:
-        return faded(self._factors, self._optimizer.betas, self._matrix.dtype)
+        return faded(self._factors, self._optimizer.betas, self._gradient.dtype)
 
     def _share_out(self, do: Callable[[slice], None], count: int) -> None:
         """Do this with all parts of so many rows, in a thread each where they are many."""
-        if self._team is None or count * self._matrix.shape[1] < SPLIT_FROM:
+        if self._team is None or count * self._gradient.shape[1] < SPLIT_FROM:
             do(slice(0, count))
         else:
             self._team.run([partial(do, part) for part in stretches(count, self._team.size)])

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from py_engine.ad.compile.products import bytes_of, dtypes_of_products, is_product, touch_buffers
 from py_engine.ad.compile.tape import Cost, Tape, rewritten
-from py_engine.ad.op import Call
+from py_engine.ad.op import Call, Equation
 from py_engine.ad.program import Program, prune, traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, entering, restoring
@@ -101,6 +101,7 @@ class Shard:
 
     Attributes:
         rows: for each parameter whose gradient is left sparse, the equation that would make it, its inputs' arrays.
+        looked_up: those of them of which nothing but rows is used, whose numbers are ids in the samples.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Shard:
         rows = [x for last in self._sparse.values() for x in last.inputs]
         outputs = (value, *(named[name] for name in self._dense), *rows, *news)
         program = prune(replace(program, outputs=outputs))
+        self.looked_up = {name for name, last in self._sparse.items() if _is_looked_up(program, name, last)}
         self._updated = [parameter for parameter, _ in updates]
         tape = Tape(program, self._results(gradient), techniques, is_rewritten=sparse)
         self._use(tape, part, gradient)
@@ -162,11 +164,6 @@ class Shard:
         y.take(mine, 0, self.tape.inputs[1], "clip")
         self.tape.run()
 
-    def reads_rows_only(self, name: str, parameter: Tensor) -> bool:
-        """Whether it reads and differentiates by nothing but rows of a parameter, those that the batch looks up."""
-        readers = [step.op for step in self.tape.program.equations if any(x is parameter for x in step.inputs)]
-        return name in self.rows and all(op.reads_rows for op in readers)
-
     @property
     def summed(self) -> int:
         """The bytes of those gradients that are summed with the other shards' as they are."""
@@ -185,7 +182,11 @@ class Replay:
         shards: the parts of the batch.
         meeting: where they meet, if they do.
         threads: the ways to use threads, those that use more first.
-        zeroed: whether gradients that are added up from rows are all zeros before each run.
+        resting: a parameter of which rows may rest, or None.
+
+    Attributes:
+        rests: that parameter, if it is known which rows a run reads and changes. Its gradient is then to be all zeros
+            before each run; after it only these rows are not.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class Replay:
         shards: list[Shard],
         meeting: Meeting | None = None,
         threads: Sequence[ThreadUse] = (ThreadUse(blas=1),),
-        zeroed: bool = False,
+        resting: str | None = None,
     ) -> None:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
@@ -202,12 +203,14 @@ class Replay:
         self._alone, self._sharing = shards[0], shards[0]
         self._meeting = meeting
         self._team: Team | None = None
+        self.rests = resting if all(resting in shard.looked_up for shard in shards) else None
         first, *others = shards
         self._leave: list[list[Call]] = [[] for _ in shards]
         added: list[list[Call]] = [[] for _ in shards]
         for name, (last, _) in first.rows.items():
             assert last.op.sum_rows is not None
             found = [shard.rows[name][1] for shard in shards]
+            zeroed = name == self.rests
             leave, add = last.op.sum_rows(found, first.gradient.arrays[name], zeroed, **last.attrs)
             for calls, more in (*zip(self._leave, leave, strict=True), *zip(added, add, strict=False)):
                 calls += more
@@ -233,10 +236,6 @@ class Replay:
     def runs_in_team(self) -> bool:
         """Whether threads of a team compute something of a step as it is run now, so that they are awake."""
         return len(self.shards) > 1 or (self.shards[0] is self._sharing and self._sharing is not self._alone)
-
-    def reads_rows_only(self, name: str, parameter: Tensor) -> bool:
-        """Whether it reads and differentiates by nothing but rows of a parameter, those that the batch looks up."""
-        return all(shard.reads_rows_only(name, parameter) for shard in self.shards)
 
     def use(self, use: ThreadUse) -> None:
         """Share the large products of a whole batch from now on, or not."""
@@ -310,6 +309,20 @@ class Replay:
         """Replay op by op."""
         reasons = (shard.tape.diagnose() for shard in self.shards)
         return next((reason for reason in reasons if reason is not None), None)
+
+
+def _is_looked_up(program: Program, name: str, gradient: Equation) -> bool:
+    """Whether a program uses nothing but rows of a parameter, whose numbers are ids in its first input."""
+    ids = {id(program.inputs[0])}
+    for equation in program.equations:
+        if (equation.op.view is not None or equation.op.keeps_ids) and id(equation.inputs[0]) in ids:
+            ids.update(map(id, equation.outputs))
+    read = {id(x): x.data for equation in program.equations for x in equation.inputs if x.data is not None}
+    matrices = [x.data for equation in program.equations for x in equation.inputs if x.name == name]
+    shared = {key for key, data in read.items() if any(np.may_share_memory(data, matrix) for matrix in matrices)}
+    readers = [equation for equation in program.equations if not shared.isdisjoint(map(id, equation.inputs))]
+    numbers = [x for equation in (*readers, gradient) for x in equation.inputs if x.dtype.kind == "i"]
+    return all(equation.op.reads_rows for equation in readers) and all(id(x) in ids for x in numbers)
 
 
 def _call_all(calls: Sequence[Call]) -> None:
@@ -391,13 +404,13 @@ def make_step(
     gradient: FlatVector,
     threads: int,
     techniques: Techniques,
-    rests: bool = False,
+    resting: str | None = None,
 ) -> Step:
     """Return the step for batches of `samples` rows that the techniques choose.
 
     With more than one thread the batch is split into one shard for each where `techniques.split_batch` says so, or
-    that is "auto" and `splitting_pays`. A step that `uses_team` is to be given one before it runs. Where an embedding
-    `rests`, its gradient is all zeros before each run, and is then that of the rows that are looked up.
+    that is "auto" and `splitting_pays`. A step that `uses_team` is to be given one before it runs. For `resting` see
+    `Replay`.
     """
     if not techniques.batched:
         if chain.couples_batch:
@@ -419,16 +432,16 @@ def make_step(
     may_split = threads > 1 and samples >= 2 * threads and chain.splits
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
         meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
-        split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques, rests)
+        split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques, resting)
         if split is not None:
             return split
-    shard = Shard(whole, slice(0, samples), gradient, techniques, sparse=rests)
+    shard = Shard(whole, slice(0, samples), gradient, techniques, sparse=resting is not None)
     large = shard.tape.large_products()
     shares = threads > 1 and bool(techniques.split_batch) and 0 < SHARED_FROM * len(large) <= gradient.layout.size
     all_threads = ThreadUse(blas=1, share_products=True) if shares else ThreadUse(blas=threads)
     one_thread = ThreadUse(blas=1)
     open_yet = techniques.split_batch == "auto" and all_threads != one_thread
-    return Replay([shard], threads=[all_threads, one_thread] if open_yet else [all_threads], zeroed=rests)
+    return Replay([shard], threads=[all_threads, one_thread] if open_yet else [all_threads], resting=resting)
 
 
 @restoring
@@ -450,7 +463,7 @@ def _split(
     meeting: Meeting | None,
     gradient: FlatVector,
     techniques: Techniques,
-    rests: bool,
+    resting: str | None,
 ) -> Replay | None:
     """Return the step of a batch in one part for each thread, or None where it is better left whole.
 
@@ -462,7 +475,7 @@ def _split(
         meeting: where they meet, if their samples affect each other.
         gradient: where the gradient goes.
         techniques: what to do to be fast.
-        rests: see `make_step`.
+        resting: see `Replay`.
     """
     ends = [samples * (k + 1) // threads for k in range(threads)]
     shards: list[Shard] = []
@@ -483,7 +496,7 @@ def _split(
         shards.append(shard)
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return None  # they would wait for each other
-    return Replay(shards, meeting, zeroed=rests)
+    return Replay(shards, meeting, resting=resting)
 
 
 def _trainable(chain: Chain) -> list[Tensor]:

@@ -70,6 +70,8 @@ class Team:
         self._tasks: Sequence[Task] = ()
         self._errors: list[BaseException] = []
         self._go = [threading.Semaphore(0) for _ in range(size - 1)]
+        self._left = 0
+        self._counting = threading.Lock()
         self._done = threading.Semaphore(0)
         self._closed = False
         for i in range(size - 1):
@@ -81,18 +83,28 @@ class Team:
         An exception in one of them is raised here, after the others have finished.
         """
         self._tasks = tasks
-        others = len(tasks) - 1
-        for i in range(others):
+        self._left = len(tasks) - 1
+        for i in range(len(tasks) - 1):
             self._go[i].release()
         try:
             tasks[0]()
         finally:
-            for _ in range(others):
-                self._done.acquire()
+            self._wait()
             self._tasks = ()  # the threads wait on, and must not keep what the tasks hold
         if self._errors:
             error, self._errors = self._errors[0], []
             raise error
+
+    def _wait(self) -> None:
+        """Wait until no other thread works, even where that is interrupted: they write what the caller goes on with."""
+        interrupt: KeyboardInterrupt | None = None
+        while self._left:
+            try:
+                self._done.acquire()
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def close(self) -> None:
         """End the threads."""
@@ -110,4 +122,6 @@ class Team:
             except BaseException as error:  # handed to the thread that waits
                 self._errors.append(error)
             finally:
+                with self._counting:
+                    self._left -= 1
                 self._done.release()

@@ -16,7 +16,7 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,12 +139,11 @@ class Trainer:
         tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
         self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
-        self._rests = True  # unless a plan reads more of an embedding than rows
         self._resting: RestingRows | None = None
         self._waking = 0.0  # seconds for the rows that the last step looks up
-        self._is_zeroed = True  # whether the gradient of what may rest is
+        self._zeroed: str | None = f"{chain.takes_ids}.weight"  # the matrix that may rest, while its gradient is zeros
         self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
-        self._updates: deque[float] = deque(maxlen=2 * WINDOW)  # seconds of the last ones with that
+        self._updates: deque[float] = deque(maxlen=WINDOW)  # seconds of the last ones with that
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
@@ -190,12 +189,12 @@ class Trainer:
         # Both are planned first: a batch that the model can't take is an error before anything is trained. The whole
         # one comes first: streams of dropout layers are numbered in that order.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
-        steps, resting = self._plan(sorted(sizes, reverse=True), x, y)
+        steps = {samples: self._step(samples, x, y) for samples in sorted(sizes, reverse=True)}
         self._planned = whole = before = steps[max(sizes)]
         with (
             self._blas_threads(whole.threads.ways[0].blas),
             reading_ahead(x, rows) as reached,
-            self._at_rest(resting),
+            self._at_rest(steps.values(), len(found)) as resting,
         ):
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
@@ -222,7 +221,7 @@ class Trainer:
         x, y = self._data(x, y)
         step = self._step(len(x), x, y)
         with self._blas_threads(step.threads.ways[0].blas):
-            loss = step.run(x, y, np.arange(len(x)))
+            loss = self._run(step, x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
 
     def costs(self) -> list[Cost]:
@@ -235,7 +234,7 @@ class Trainer:
         if not isinstance(step, Replay):
             return []
         streams = {name: layer.state() for name, layer in self._dropouts().items()}
-        self._is_zeroed = False
+        self._zeroed = None
         try:
             with self._blas_threads(step.threads.ways[0].blas):
                 found, sums = step.costs()
@@ -366,57 +365,70 @@ class Trainer:
 
     # How it works -----------------------------------------------------------------------------------------
 
-    def _plan(self, sizes: Sequence[int], x: Array, y: Array) -> tuple[dict[int, Step], RestingRows | None]:
-        """The steps for batches of these sizes, the largest first, and the rows that rest meanwhile."""
-        if (name := self._may_rest(sizes[0], x)) is not None:
-            steps = {samples: self._step(samples, x, y, rests=True) for samples in sizes}
-            matrix = self.parameters[name]
-            if all(isinstance(step, Replay) and step.reads_rows_only(name, matrix) for step in steps.values()):
-                return steps, self._resting_rows(name)
-            self._rests = False
-        return {samples: self._step(samples, x, y) for samples in sizes}, None
-
     def _may_rest(self, samples: int, x: Array) -> str | None:
-        """The matrix of an embedding whose rows may rest, if there is one."""
+        """The matrix of an embedding of which rows may rest in steps of so many samples, if there is one."""
         how, layout = self.techniques, self.parameters.layout
         name = f"{self.chain.takes_ids}.weight"
-        if not self._rests or name not in layout.shapes or not isinstance(self.optimizer, Adam):
+        if name not in layout.shapes or not self.optimizer.lets_rows_rest or self.parameters.dtype != np.float32:
             return None
         vocabulary, dimension = layout.shapes[name]
-        lets = self.optimizer.lets_rows_rest and self.accumulate == 1 and self.parallel is None
-        switched = how.resting_rows and how.sparse_rows and how.replay and how.batched and how.flat_parameters
         few = samples * math.prod(x.shape[1:]) <= LOOKED_UP * vocabulary and vocabulary * dimension >= SPLIT_FROM
-        is_single = self.parameters.dtype == np.float32
-        return name if lets and switched and few and is_single else None
-
-    def _resting_rows(self, name: str) -> RestingRows:
-        """The rows of this matrix, whose gradient is all zeros."""
-        assert isinstance(self.optimizer, Adam)
-        matrix, gradient = self.parameters.arrays[name], self._gradient.arrays[name]
-        if not self._is_zeroed:
-            gradient.fill(0)
-            self._is_zeroed = True
-        start = self.parameters.layout.offsets[name]
-        team = self._all_threads() if self.threads > 1 else None
-        return RestingRows(self.optimizer, slice(start, start + matrix.size), matrix, gradient, team)
+        switched = how.resting_rows and how.sparse_rows and how.replay and how.batched and how.flat_parameters
+        return name if few and switched and self.accumulate == 1 and self.parallel is None else None
 
     @contextmanager
-    def _at_rest(self, resting: RestingRows | None) -> Iterator[None]:
-        """Let these rows rest inside; afterwards they are up to date, and their gradient is all zeros."""
-        self._resting = resting
+    def _at_rest(self, steps: Collection[Step], count: int) -> Iterator[RestingRows | None]:
+        """Let rows rest inside, if they do in all these steps, and more than one is made, in all `count`.
+
+        Afterwards all are up to date, and their gradient is all zeros.
+        """
+        names = {step.rests if isinstance(step, Replay) else None for step in steps}
+        name = names.pop() if len(names) == 1 and count > 1 else None
+        if name is None or not isinstance(self.optimizer, Adam) or not self.optimizer.lets_rows_rest:
+            yield None
+            return
+        matrix, gradient = self.parameters.arrays[name], self._gradient.arrays[name]
+        start = self.parameters.layout.offsets[name]
+        part = slice(start, start + matrix.size)
+        state = self.optimizer.state_of(self.parameters.vector, part)
+        if self._zeroed != name:
+            self._clear_gradient(name)
+        self._zeroed = None
+        team = self._all_threads() if self.threads > 1 else None
+        self._resting = RestingRows(self.optimizer, part, [matrix, *state], gradient, team)
         try:
-            yield
+            yield self._resting
         finally:
-            self._resting, self._waking = None, 0.0
-            if resting is not None:
+            resting, self._resting, self._waking = self._resting, None, 0.0
+            begun = perf_counter()
+            try:
                 resting.settle()
-                resting.clear()
+            except KeyboardInterrupt:
+                resting.settle()  # the rest of it
+                raise
+            resting.clear()
+            self._zeroed = name
+            if self._updates:
+                self._updates[-1] += perf_counter() - begun
 
     def _run(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
         if self._resting is not None:
             self._resting.clear()
+        else:
+            self._zeroed = None
+            if isinstance(step, Replay) and step.rests is not None:
+                self._clear_gradient(step.rests)
         return step.run(x, y, rows)
+
+    def _clear_gradient(self, name: str) -> None:
+        """Make the gradient of a large matrix zeros."""
+        gradient = self._gradient.arrays[name].reshape(-1)
+        if self.threads > 1:
+            parts = stretches(gradient.size, self.threads)
+            self._all_threads().run([partial(gradient[part].fill, 0) for part in parts])
+        else:
+            gradient.fill(0)
 
     def _finish(self, step: Step, number: int, rate: float | None, weight: float | None, loss: float) -> float:
         """Update after a step, with this learning rate; return its loss, which has this weight among all processes'."""
@@ -484,15 +496,14 @@ class Trainer:
         team.run([partial(add, part) for part in stretches(vector.size, team.size)])
         return sum(found)
 
-    def _step(self, samples: int, x: Array, y: Array, rests: bool = False) -> Step:
-        """Return the step for batches of this many samples, planned when it is first needed; see `make_step`."""
-        key = samples, x.shape[1:], y.shape[1:], rests
-        self._is_zeroed &= rests
+    def _step(self, samples: int, x: Array, y: Array) -> Step:
+        """Return the step for batches of this many samples, planned when it is first needed."""
+        key = samples, x.shape[1:], y.shape[1:]
         if key not in self._steps:
             with self._blas_threads(self.threads):
                 step = make_step(
                     *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),
-                    rests,
+                    self._may_rest(samples, x),
                 )
             if isinstance(step, Replay) and step.uses_team:
                 with self._blas_threads(1):

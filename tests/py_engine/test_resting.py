@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from py_engine.ad import ops
 from py_engine.ad.techniques import Techniques
-from py_engine.errors import NonFiniteError
+from py_engine.errors import NonFiniteError, ShapeError
 from py_engine.network import (
     Activation,
     Adam,
@@ -17,6 +18,7 @@ from py_engine.network import (
     Chain,
     Conv1D,
     Dense,
+    Dropout,
     Embedding,
     Flatten,
     GlobalMaxPool,
@@ -25,6 +27,8 @@ from py_engine.network import (
     Trainer,
     resting,
 )
+from py_engine.network.graph import Concat, Graph
+from py_engine.network.initialisers import ParameterSpec
 from py_engine.network.layers import Layer
 from py_engine.network.threads import Team
 
@@ -115,7 +119,8 @@ def test_given_gradients_move_rows_as_the_dense_rule_does(rng, monkeypatch, beta
     sparse.bind(vectors[1])
     shape = (rows, dimension)
     matrix, gradient = vectors[1][part].reshape(shape), gradients[1][part].reshape(shape)
-    at_rest = resting.RestingRows(sparse, part, matrix, gradient, team)
+    state = sparse.state_of(vectors[1], part)
+    at_rest = resting.RestingRows(sparse, part, [matrix, *state], gradient, team)
     for step in range(150):
         dense.learning_rate = sparse.learning_rate = 0.001 / (1 + step % 7)
         ids = rng.integers(0, rows if step % 10 else 30, rng.integers(1, 40))
@@ -204,29 +209,53 @@ def test_a_step_that_fails_leaves_what_was_before_it(data, woken, monkeypatch):
         trainer.close()
 
 
-@pytest.mark.parametrize("before", [0, 7, 16, 20, 40, 48, 60, 100])
-def test_an_interrupt_leaves_all_rows_as_after_the_last_step(data, monkeypatch, before):
-    """While rows are woken, and while all are brought up to date, in blocks of which some are done."""
-    monkeypatch.setattr(resting, "BLOCKS", (4096, 4096))
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [
+        *(("np.multiply", left) for left in (3, 20, 60, 63, 64, 90, 121, 160, 200, 240, 320, 400, 480)),
+        *(("np.copyto", left) for left in (1, 5, 24, 25, 48)),
+        *(("_fade", left) for left in (3, 20, 31, 32, 33, 47, 48, 60, 76)),
+    ],
+)
+def test_an_interrupt_leaves_all_rows_as_after_the_last_step(data, monkeypatch, function, left):
+    """While rows are woken, while all are brought up to date, in blocks of which some are done, and within one."""
+    monkeypatch.setattr(resting, "BLOCKS", (16_384, 16_384))
     chain = flat_chain()
     trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001))
-    fade, left = resting._fade, [before]
+    calls = [0]
 
-    def interrupted(*given):
-        left[0] -= 1
-        if left[0] == -1:
+    def interrupted(do, *given, **options):
+        found = do(*given, **options)
+        calls[0] += 1
+        if calls[0] == left:
             raise KeyboardInterrupt
-        fade(*given)
+        return found
 
+    patched = {name: getattr(np, name) for name in ("sqrt", "add", "divide", "multiply", "subtract", "copyto", "empty")}
+    patched |= {name: getattr(np, name) for name in ("zeros", "array", "arange", "where", "maximum", "vdot")}
+    patched |= {name: getattr(np, name) for name in ("intp", "bool_", "newaxis", "float64")}
     with monkeypatch.context() as patch:
-        patch.setattr(resting, "_fade", interrupted)
+        if function == "_fade":
+            patch.setattr(resting, "_fade", partial(interrupted, resting._fade))
+        else:
+            name = function.removeprefix("np.")
+            patched[name] = partial(interrupted, patched[name])
+            patch.setattr(resting, "np", SimpleNamespace(**patched))
         with pytest.raises(KeyboardInterrupt):
             trainer.train_epoch(*data)
     steps = trainer.optimizer.steps
     part = data[0][: BATCH * steps], data[1][: BATCH * steps]
-    losses, *expected = trained(part, flat_chain(), techniques=Techniques(resting_rows=False))
-    assert_equal((losses, chain.parameters.as_dict(), trainer.optimizer.state()), (losses, *expected))
-    trainer.close()
+    losses, *expected = trained(part, flat_chain(), techniques=Techniques(resting_rows=False)) if steps else (0,) * 3
+    if steps:
+        assert_equal((losses, chain.parameters.as_dict(), trainer.optimizer.state()), (losses, *expected))
+    before = chain.parameters.as_dict()
+    again = Trainer(flat_chain(), batch_size=BATCH, threads=1, optimizer=Adam(0.001))
+    again.chain.parameters.load(before)
+    again.load_state(trainer.state())
+    trainer.train_epoch(*data)
+    again.train_epoch(*data)
+    assert (trainer.parameters.vector == again.parameters.vector).all(), "nothing of the interrupted step is left"
+    trainer.close(), again.close()
 
 
 def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, woken):
@@ -241,9 +270,10 @@ def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, wo
     np.testing.assert_allclose(gradients["embedding.weight"], expected["embedding.weight"], atol=1e-6)
     first.train_epoch(data[0][: 3 * BATCH], data[1][: 3 * BATCH])
     first.costs()
+    first.train_epoch(data[0][:BATCH], data[1][:BATCH])  # the whole matrix is updated
     first.train_epoch(*data)
-    for part in (data, (data[0][: 3 * BATCH], data[1][: 3 * BATCH]), data):
-        second.train_epoch(*part)
+    for count in (len(data[0]), 3 * BATCH, BATCH, len(data[0])):
+        second.train_epoch(data[0][:count], data[1][:count])
     assert (chains[0].parameters.vector == chains[1].parameters.vector).all()
     first.close(), second.close(), dense.close()
 
@@ -262,19 +292,116 @@ def test_a_training_that_is_resumed_goes_on_bit_for_bit(data, woken):
 
 
 class Tied(Layer):
-    """Scores of all words by their own vectors, which are read beside the embedding without a gradient."""
+    """Reads the vectors of all words, or of some, beside the embedding and without a gradient."""
 
-    only_moves = False
+    chain: Chain
 
-    def __init__(self, embedding):
+    def __init__(self, read):
         super().__init__("tied")
-        self.embedding = embedding
+        self.read = read
 
     def output_shape(self, input_shape):
         return input_shape
 
     def forward(self, x, parameters, training):
-        return x + ops.mean(ops.stop_gradient(self.embedding["embedding.weight"]))
+        return x + ops.mean(self.read(self.chain.parameters["embedding.weight"]))
+
+
+class Folded(Embedding):
+    """Looks other rows up than those of the samples' ids."""
+
+    def forward(self, x, parameters, training):
+        return ops.embedding(parameters["weight"], x // 2, -1)
+
+
+class Positions(Layer):
+    """Another matrix of which rows are looked up, the same in every sample."""
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def parameters(self):
+        shape = (LENGTH, DIMENSION)
+        return {"weight": ParameterSpec(shape, {"name": "normal", "std": 0.1}, *shape)}
+
+    def forward(self, x, parameters, training):
+        return x + ops.embedding(parameters["weight"], np.arange(LENGTH))
+
+
+def two_embeddings():
+    first, second = (Embedding(VOCABULARY, DIMENSION, name=name) for name in "ab")
+    joined = Concat(1, name="c")
+    inputs = {"b": ["input"], "c": ["a", "b"]}
+    return Graph(first, second, joined, Flatten(), Dense(2 * LENGTH * DIMENSION, 3), inputs=inputs, seed=0)
+
+
+@pytest.mark.parametrize(("threads", "split"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        two_embeddings,
+        lambda: Chain(Embedding(VOCABULARY, DIMENSION), Positions(), Flatten(), Dense(LENGTH * DIMENSION, 3), seed=0),
+    ],
+    ids=["two embeddings", "positions"],
+)
+def test_other_matrices_of_which_rows_are_looked_up_do_not_rest(data, woken, make, threads, split):
+    how = partial(Techniques, split_batch=split)
+    expected = trained(data, make(), 2, threads=threads, techniques=how(resting_rows=False))
+    assert_equal(trained(data, make(), 2, threads=threads, techniques=how()), expected)
+    assert woken
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        ops.stop_gradient,
+        lambda w: w.detach(),
+        lambda w: ops.stop_gradient(ops.embedding(w, np.arange(3000))),
+        lambda w: ops.embedding(ops.stop_gradient(w), np.arange(3000)),
+    ],
+    ids=["whole", "detached", "some rows", "some rows of all"],
+)
+def test_rows_that_a_layer_reads_by_other_numbers_do_not_rest(data, woken, read):
+    def make():
+        chain = Chain(*flat_chain().layers.values(), Tied(read), seed=0)
+        chain.layers["tied"].chain = chain
+        return chain
+
+    expected = trained(data, make(), techniques=Techniques(resting_rows=False))
+    assert_equal(trained(data, make()), expected)
+    assert not woken
+
+
+def test_rows_that_an_embedding_looks_up_by_other_numbers_do_not_rest(data, woken):
+    def make():
+        return Chain(Folded(VOCABULARY, DIMENSION), Flatten(), Dense(LENGTH * DIMENSION, 3), seed=0)
+
+    expected = trained(data, make(), techniques=Techniques(resting_rows=False))
+    assert_equal(trained(data, make()), expected)
+    assert not woken
+
+
+def test_asking_for_gradients_first_draws_no_other_dropout_masks(data):
+    found = []
+    for rests in (False, True):
+        chain = Chain(Embedding(VOCABULARY, DIMENSION), Dropout(0.5), Flatten(), Dense(LENGTH * DIMENSION, 3), seed=0)
+        how = Techniques(resting_rows=rests)
+        trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001), techniques=how)
+        trainer.loss_and_gradients(data[0][:BATCH], data[1][:BATCH])
+        losses = trainer.train_epoch(*data)
+        found.append((losses, chain.parameters.as_dict(), trainer.optimizer.state()))
+        trainer.close()
+    assert_equal(*found)
+
+
+def test_ids_that_were_changed_after_they_were_checked_are_refused(data):
+    ids, y = data
+    trainer = Trainer(flat_chain(), batch_size=BATCH, threads=1, optimizer=Adam(0.001))
+    trainer.train_epoch(ids, y)
+    ids[100, 0] = VOCABULARY
+    with pytest.raises(ShapeError, match=f"id {VOCABULARY}"):
+        trainer.train_epoch(ids, y)
+    trainer.close()
 
 
 class OwnAdam(Adam):
@@ -305,14 +432,10 @@ def test_rows_rest_only_where_that_is_the_same_and_less_work(data, woken, option
     assert not woken
 
 
-def test_rows_do_not_rest_in_float64_in_small_matrices_or_where_the_matrix_is_read_as_a_whole(data, woken):
+def test_rows_do_not_rest_in_float64_or_in_small_or_frozen_matrices(data, woken):
     trained(data, flat_chain(np.float64))
     trained((data[0] % 512, data[1]), Chain(Embedding(512, 16), Flatten(), Dense(160, 3)))
     trained(data, flat_chain(trainable=False))
-    chain = flat_chain()
-    whole = Chain(*chain.layers.values(), Tied(chain.parameters), seed=0)
-    whole.layers["tied"].embedding = whole.parameters
-    trained(data, whole)
     assert not woken
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import itertools
 import threading
+import time
 import tracemalloc
 import weakref
 from dataclasses import replace
@@ -379,6 +381,23 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():
     team.run([lambda: done.append(2), lambda: done.append(3)])
     team.close()
     assert sorted(done) == [1, 2, 3]
+
+
+def test_a_team_that_is_interrupted_while_it_waits_ends_its_work_first():
+    team, done = Team(2), []
+
+    def interrupts():
+        _thread.interrupt_main()
+        time.sleep(0.2)
+        done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        team.run([lambda: time.sleep(0.05), interrupts])
+    assert done
+    for _ in range(3):
+        team.run([lambda: done.append(1), lambda: done.append(2)])
+    assert sorted(done) == [1, 1, 1, True, 2, 2, 2]
+    team.close()
 
 
 @pytest.mark.parametrize(("value", "ends"), [(np.nan, True), (np.inf, True), (1e30, False)])

@@ -46,6 +46,7 @@ WORDS: Op = define(
     bind=_bind_words,
     constant=True,
     accepts=c_ordered,
+    keeps_ids=True,
     fused=True,
     doc="packed unique(ids): count, sorted ids, padding, inverse indices",
 )
