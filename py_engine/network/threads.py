@@ -82,15 +82,17 @@ class Team:
 
         An exception in one of them is raised here, after the others have finished.
         """
-        self._tasks = tasks
+        self._tasks, self._errors = tasks, []
         self._left = len(tasks) - 1
         for i in range(len(tasks) - 1):
             self._go[i].release()
         try:
             tasks[0]()
         finally:
-            self._wait()
-            self._tasks = ()  # the threads wait on, and must not keep what the tasks hold
+            try:
+                self._wait()
+            finally:
+                self._tasks = ()  # the threads wait on, and must not keep what the tasks hold
         if self._errors:
             error, self._errors = self._errors[0], []
             raise error

@@ -390,6 +390,7 @@ def test_a_team_that_is_interrupted_while_it_waits_ends_its_work_first():
         _thread.interrupt_main()
         time.sleep(0.2)
         done.append(True)
+        raise ValueError("of a run that nobody waits for")
 
     with pytest.raises(KeyboardInterrupt):
         team.run([lambda: time.sleep(0.05), interrupts])
