@@ -29,16 +29,23 @@ _CAPABILITY = re.compile(r"CPU capability usage: (\S+)")
 def of_numpy() -> str:
     """numpy's BLAS: "openblas 0.3.31 Haswell"; looked up once, since it takes going through all loaded libraries."""
     import numpy as np
+
+    if found := libraries_of_numpy():
+        return ", ".join(sorted(map(_described, found)))
+    built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # linked statically, or a part of the system
+    return " ".join(str(built[name]) for name in ("name", "version") if built.get(name, UNKNOWN) != UNKNOWN) or UNKNOWN
+
+
+def libraries_of_numpy() -> list[dict[str, Any]]:
+    """The BLAS libraries that numpy has loaded, as threadpoolctl describes them."""
+    import numpy as np
     from threadpoolctl import threadpool_info
 
     loaded = [library for library in threadpool_info() if library.get("user_api") == "blas"]
     folder = Path(np.__file__).parent
     own = [library for library in loaded if _is_inside(library["filepath"], folder, folder.with_name("numpy.libs"))]
     # Libraries that lie elsewhere may be any package's: the only one is numpy's.
-    if found := own or (loaded if len(loaded) == 1 else []):
-        return ", ".join(sorted(map(_described, found)))
-    built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # linked statically, or a part of the system
-    return " ".join(str(built[name]) for name in ("name", "version") if built.get(name, UNKNOWN) != UNKNOWN) or UNKNOWN
+    return own or (loaded if len(loaded) == 1 else [])
 
 
 def of_torch(torch: Any) -> str:

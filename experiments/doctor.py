@@ -21,6 +21,7 @@ from bridge import registry, weights
 from bridge.errors import TwinGradError
 from bridge.libjulia import sysimage
 from bridge.libjulia.environment import kernels_for
+from bridge.libjulia.numpy_blas import newer_than
 from bridge.session import Optimizer
 from bridge.worker import Worker, environment
 from experiments import papers, provenance, sources
@@ -205,7 +206,9 @@ def julia() -> Iterator[Finding]:
         return
     kernels = kernels_for(found.kernels) or found.kernels
     yield Finding("Julia", "ok", f"{found.version} ({found.source}), {found.executable}")
-    yield Finding("Julia's BLAS", "ok", f"{found.blas}, kernels for {kernels}" if kernels else found.blas)
+    blas = f"{found.blas}, kernels for {kernels}" if kernels else found.blas
+    by_numpy = "; called from Python, the engine multiplies by numpy's" if newer_than(found.blas) else ""
+    yield Finding("Julia's BLAS", "ok", blas + by_numpy)
     for way, verdict in status.ways.items():
         said = "not tried yet" if verdict is None else "works" if verdict.ok else f"does not work: {verdict.reason}"
         yield Finding(f"Julia by {way}", "note" if verdict is not None and not verdict.ok else "ok", said)

@@ -22,6 +22,7 @@ from bridge.checks import DataCheck
 from bridge.errors import JuliaError
 from bridge.layers import Recurrent
 from bridge.libjulia.engine import load_engine
+from bridge.linear_algebra import of_numpy
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
@@ -269,7 +270,7 @@ class EntrySession:
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
-        return self._runtime.info().linear_algebra
+        return f"{of_numpy()} (numpy's)" if self._runtime.uses_numpy_blas else self._runtime.info().linear_algebra
 
     def close(self) -> None:
         """See `Session.close`."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import JuliaUnavailableError
-from bridge.libjulia import start, sysimage
+from bridge.libjulia import numpy_blas, start, sysimage
 from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.precompilation import compile_engine
 from bridge.libjulia.runtime import Runtime, literal
@@ -86,6 +86,8 @@ def load_engine(threads: int) -> tuple[Runtime, Entries]:
         if not here.evaluate(_IS_COMPILED):
             compile_engine(here.julia)
         here.evaluate("import TwinGrad; nothing")
+        if addresses := numpy_blas.newer_than(str(here.evaluate("TwinGradRuntime.blas()"))):
+            here.uses_numpy_blas = bool(here.evaluate(f"TwinGrad.AD.Kernels.use_blas!({addresses})"))
         _loaded = here, Entries(**pointers(here, "TwinGrad.Entry", SIGNATURES))
     here, entries = _loaded
     there = int(here.evaluate("Threads.nthreads()") or 1)

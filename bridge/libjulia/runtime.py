@@ -76,6 +76,8 @@ class Runtime(ABC):
     """Julia in this process. There is at most one, made by `bridge.julia.runtime`."""
 
     way: str
+    uses_numpy_blas = False
+    """Whether the engine's products are computed by numpy's BLAS; see `numpy_blas`."""
 
     def __init__(self, julia: Julia, notes: Sequence[str], variables: Mapping[str, str]) -> None:
         """Start Julia in an environment with these variables."""

@@ -1,6 +1,9 @@
 # The loops and functions behind the tape: accuracy, special values, no allocation.
 
+using LinearAlgebra: LinearAlgebra, BLAS
+using Random: MersenneTwister
 using TwinGrad.AD: AD, Kernels, Memory, emit_elementwise!, emit_reduction!
+using TwinGrad.NETWORK: NETWORK
 
 """The largest error in units of the last place, against a reference computed with 128 bits."""
 function worst_error(f, reference, T, points)
@@ -217,4 +220,47 @@ end
         GC.@preserve x K.fill_ones!(pointer(x), n)
         @test all(isequal(1), x[1:n]) && x[n+1] == 0
     end
+end
+
+# Another BLAS ------------------------------------------------------------------------------------------------------------
+
+const LIBBLAS = TwinGrad.Versions.LIBBLAS
+const MULTIPLIED, THREADS_OF_OTHER = Ref(0), Ref{Cint}(3)
+
+"""Julia's own BLAS, as another one that counts."""
+function counted_sgemm(ta::Ptr{UInt8}, tb::Ptr{UInt8}, m::Ptr{Int64}, n::Ptr{Int64}, k::Ptr{Int64}, alpha::Ptr{Float32},
+        a::Ptr{Float32}, lda::Ptr{Int64}, b::Ptr{Float32}, ldb::Ptr{Int64}, beta::Ptr{Float32}, c::Ptr{Float32},
+        ldc::Ptr{Int64}, ::Clong, ::Clong)
+    MULTIPLIED[] += 1
+    ccall((BLAS.@blasfunc(sgemm_), LIBBLAS), Cvoid, (Ptr{UInt8}, Ptr{UInt8}, Ptr{Int64}, Ptr{Int64}, Ptr{Int64}, Ptr{Float32},
+        Ptr{Float32}, Ptr{Int64}, Ptr{Float32}, Ptr{Int64}, Ptr{Float32}, Ptr{Float32}, Ptr{Int64}, Clong, Clong), ta, tb, m, n,
+        k, alpha, a, lda, b, ldb, beta, c, ldc, 1, 1)
+    return nothing
+end
+set_threads_of_other(n::Cint) = (THREADS_OF_OTHER[] = n; nothing)
+threads_of_other() = THREADS_OF_OTHER[]
+
+@testset "products by another BLAS" begin
+    a, b = rand(MersenneTwister(1), Float32, 700, 900), rand(MersenneTwister(2), Float32, 900, 650)
+    x, y = AD.symbol(Float32, [700, 900], "x"), AD.symbol(Float32, [900, 650], "y")
+    product, nodes = AD.tracing(() -> x * y)
+    tape = AD.Tape(AD.traced(nodes, AD.Tensor[x, y], AD.Tensor[product]))
+    multiplied() = (copyto!(tape.inputs[1], a); copyto!(tape.inputs[2], b); AD.run!(tape); copy(tape.outputs[1]))
+    expected, own = multiplied(), NETWORK.blas_threads()
+    gemm = @cfunction(counted_sgemm, Cvoid, (Ptr{UInt8}, Ptr{UInt8}, Ptr{Int64}, Ptr{Int64}, Ptr{Int64}, Ptr{Float32},
+        Ptr{Float32}, Ptr{Int64}, Ptr{Float32}, Ptr{Int64}, Ptr{Float32}, Ptr{Float32}, Ptr{Int64}, Clong, Clong))
+    functions = (gemm, C_NULL, C_NULL, C_NULL, @cfunction(set_threads_of_other, Cvoid, (Cint,)),
+        @cfunction(threads_of_other, Cint, ()))
+    MULTIPLIED[] = 0
+    try
+        @test Kernels.use_blas!(UInt.(functions)) == (LinearAlgebra.BlasInt === Int64)
+        @test multiplied() == expected
+        @test MULTIPLIED[] > 0
+        @test NETWORK.set_blas_threads(2) == 3 && NETWORK.blas_threads() == 2
+        @test NETWORK.own_blas_threads() == own
+    finally
+        Kernels.use_blas!((0, 0, 0, 0, 0, 0))
+    end
+    count = MULTIPLIED[]
+    @test multiplied() == expected && MULTIPLIED[] == count && NETWORK.blas_threads() == own
 end

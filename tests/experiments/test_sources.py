@@ -22,6 +22,7 @@ import pytest
 
 from bridge import linear_algebra
 from bridge import registry as all_engines
+from bridge.libjulia import numpy_blas
 from experiments import papers, sources, sweep
 from experiments.measures import registry
 from experiments.microbenchmarks import sweep as micro
@@ -47,8 +48,8 @@ EVERY_TRAINING = (
 LIBJULIA = ("bridge/libjulia/__init__.py", "bridge/libjulia/environment.py", "bridge/libjulia/find.py")
 JULIA = (
     *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", "bridge/adapters/julia.py", *LIBJULIA),
-    *(f"bridge/libjulia/{name}.py" for name in ("embedded", "engine", "juliacall", "precompilation", "runtime")),
-    *("bridge/libjulia/start.py", "bridge/libjulia/sysimage.py"),
+    *(f"bridge/libjulia/{name}.py" for name in ("embedded", "engine", "juliacall", "numpy_blas", "precompilation")),
+    *("bridge/libjulia/runtime.py", "bridge/libjulia/start.py", "bridge/libjulia/sysimage.py"),
     *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
 )
 ADAPTERS: dict[str, tuple[str, ...]] = {
@@ -68,7 +69,7 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
         for name in ("flux", "lux", "simplechains")
     },
 }
-for _name in ("numpy", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
+for _name in ("numpy", "julia", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
     ADAPTERS[_name] += ("bridge/linear_algebra.py",)
 MEASURES: dict[str, tuple[str, ...]] = {
     "time": ("experiments/measures/training.py",),
@@ -363,7 +364,8 @@ INDEPENDENT = {
     "tensorflow": "str(sys.modules['tensorflow.python.framework.test_util'].IsMklEnabled())",
     # From 1.7 on Julia reaches what it has loaded through libblastrampoline, and its name alone would be said.
     "julia": "str(session._runtime.evaluate('string(let B = LinearAlgebra.BLAS; "
-    "isdefined(B, :get_config) ? [basename(x.libname) for x in B.get_config().loaded_libs] : B.vendor() end)'))",
+    "isdefined(B, :get_config) ? [basename(x.libname) for x in B.get_config().loaded_libs] : B.vendor() end, "
+    "'|', TwinGradRuntime.blas())'))",
 }
 """What else says which linear algebra an engine has, in its own process."""
 
@@ -417,8 +419,10 @@ def test_every_engine_says_its_own_linear_algebra(name: str) -> None:
     if name == "numpy":
         assert said == linear_algebra.of_numpy()
     elif name == "julia":
-        assert ("openblas" in look) == said.startswith("OpenBLAS")
-        assert said != linear_algebra.of_numpy()
+        names, _, own = look.partition("|")
+        assert ("openblas" in names) == own.startswith("OpenBLAS")
+        by_numpy = numpy_blas.newer_than(own) is not None
+        assert said == f"{linear_algebra.of_numpy()} (numpy's)" if by_numpy else said.startswith(own)
     elif name == "torch":
         assert ("Math Kernel Library" in look and "USE_MKL=ON" in look) == ("MKL" in said)
         assert ("MKL-DNN v" in look) == ("oneDNN" in said)

@@ -103,9 +103,9 @@ end
 # BLAS threads ---------------------------------------------------------------------------------------------------------
 
 @static if Versions.BLAS_TELLS_THREADS
-    blas_threads() = BLAS.get_num_threads()
+    own_blas_threads() = BLAS.get_num_threads()
 else
-    function blas_threads()
+    function own_blas_threads()
         try
             return Int(ccall((BLAS.@blasfunc(openblas_get_num_threads), BLAS.libblas), Cint, ()))
         catch
@@ -114,9 +114,15 @@ else
     end
 end
 
+"""How many threads the BLAS has that multiplies."""
+function blas_threads()
+    other = AD.Kernels.OTHER_BLAS.threads[]
+    return other == C_NULL ? own_blas_threads() : Int(ccall(other, Cint, ()))
+end
+
 """Set the number of BLAS threads where it differs, and return what it was."""
 function set_blas_threads(n::Int)
-    before = blas_threads()
-    before == n || BLAS.set_num_threads(n)
+    before, other = blas_threads(), AD.Kernels.OTHER_BLAS.set_threads[]
+    before == n || (other == C_NULL ? BLAS.set_num_threads(n) : ccall(other, Cvoid, (Cint,), n))
     return before
 end

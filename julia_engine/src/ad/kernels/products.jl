@@ -4,21 +4,44 @@ using LinearAlgebra.BLAS: @blasfunc
 using ...Versions: LIBBLAS
 const BlasInt = LinearAlgebra.BlasInt
 
-for (T, gemm, gemv) in ((:Float32, :sgemm_, :sgemv_), (:Float64, :dgemm_, :dgemv_))
+"""
+Where the functions of another BLAS are, with whole numbers of 64 bits, that multiplies in place of Julia's own; null without.
+"""
+const OTHER_BLAS = (sgemm=Ref(C_NULL), sgemv=Ref(C_NULL), dgemm=Ref(C_NULL), dgemv=Ref(C_NULL), set_threads=Ref(C_NULL),
+    threads=Ref(C_NULL))
+
+"""
+    use_blas!(addresses)
+
+Multiply by another BLAS from now on, such as a newer one that is in this process anyway: the addresses of its functions in the
+order of `OTHER_BLAS`, as whole numbers. False, and nothing changes, where Julia's own has whole numbers of 32 bits.
+"""
+function use_blas!(addresses::NTuple{6,Integer})
+    BlasInt === Int64 || return false
+    for (place, address) in zip(OTHER_BLAS, addresses)
+        place[] = Ptr{Cvoid}(UInt(address))
+    end
+    return true
+end
+
+gemm_call(T, gemm) = :(ccall($gemm, Cvoid, (Ref{UInt8}, Ref{UInt8}, Ref{BlasInt}, Ref{BlasInt}, Ref{BlasInt}, Ref{$T}, Ptr{$T},
+    Ref{BlasInt}, Ptr{$T}, Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt}, Clong, Clong),
+    ta, tb, m, n, k, one($T), a, lda, b, ldb, beta, c, ldc, 1, 1))
+gemv_call(T, gemv) = :(ccall($gemv, Cvoid, (Ref{UInt8}, Ref{BlasInt}, Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt}, Ptr{$T},
+    Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt}, Clong), ta, m, n, one($T), a, lda, x, incx, beta, y, incy, 1))
+
+for (T, gemm, gemv) in ((:Float32, :sgemm, :sgemv), (:Float64, :dgemm, :dgemv))
+    own(name) = :((@blasfunc($(Symbol(name, :_))), LIBBLAS))
     @eval begin
         @inline function gemm!(ta::UInt8, tb::UInt8, m::Int, n::Int, k::Int, a::Ptr{$T}, lda::Int, b::Ptr{$T},
                 ldb::Int, beta::$T, c::Ptr{$T}, ldc::Int)
-            ccall((@blasfunc($gemm), LIBBLAS), Cvoid,
-                (Ref{UInt8}, Ref{UInt8}, Ref{BlasInt}, Ref{BlasInt}, Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt},
-                    Ptr{$T}, Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt}, Clong, Clong),
-                ta, tb, m, n, k, one($T), a, lda, b, ldb, beta, c, ldc, 1, 1)
+            other = OTHER_BLAS.$gemm[]
+            other == C_NULL ? $(gemm_call(T, own(gemm))) : $(gemm_call(T, :other))
         end
         @inline function gemv!(ta::UInt8, m::Int, n::Int, a::Ptr{$T}, lda::Int, x::Ptr{$T}, incx::Int, beta::$T,
                 y::Ptr{$T}, incy::Int)
-            ccall((@blasfunc($gemv), LIBBLAS), Cvoid,
-                (Ref{UInt8}, Ref{BlasInt}, Ref{BlasInt}, Ref{$T}, Ptr{$T}, Ref{BlasInt}, Ptr{$T}, Ref{BlasInt},
-                    Ref{$T}, Ptr{$T}, Ref{BlasInt}, Clong),
-                ta, m, n, one($T), a, lda, x, incx, beta, y, incy, 1)
+            other = OTHER_BLAS.$gemv[]
+            other == C_NULL ? $(gemv_call(T, own(gemv))) : $(gemv_call(T, :other))
         end
     end
 end
