@@ -69,7 +69,7 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
         for name in ("flux", "lux", "simplechains")
     },
 }
-for _name in ("numpy", "julia", "torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax"):
+for _name in ADAPTERS:  # Julia's engines too, to find numpy's BLAS
     ADAPTERS[_name] += ("bridge/linear_algebra.py",)
 MEASURES: dict[str, tuple[str, ...]] = {
     "time": ("experiments/measures/training.py",),
@@ -365,7 +365,7 @@ INDEPENDENT = {
     # From 1.7 on Julia reaches what it has loaded through libblastrampoline, and its name alone would be said.
     "julia": "str(session._runtime.evaluate('string(let B = LinearAlgebra.BLAS; "
     "isdefined(B, :get_config) ? [basename(x.libname) for x in B.get_config().loaded_libs] : B.vendor() end, "
-    "'|', TwinGradRuntime.blas())'))",
+    "Char(124), TwinGradRuntime.blas())'))",
 }
 """What else says which linear algebra an engine has, in its own process."""
 
