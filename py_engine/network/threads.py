@@ -5,18 +5,19 @@ And `Trials`, which find out which way of using threads is the fastest.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 Task = Callable[[], Any]
 Way = TypeVar("Way")
 
 TRIALS, LEAST_SECONDS = 3, 0.15
-"""Runs of each way, at least, of which the fastest counts, and seconds from the first run to the last: after a product
-threads of BLAS wait busily for 0.1 s, beside those that run what is tried meanwhile."""
+"""Runs of each way, at least, whose median counts, and seconds from the first run to the last: after a product threads
+of BLAS wait busily for 0.1 s, beside those that run what is tried meanwhile."""
 
 GAIN = 1.03
 """How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""
@@ -32,7 +33,7 @@ class Trials(Generic[Way]):
         self.ways = list(ways)
         self.compared = False
         """Whether only those ways are left that give the same numbers, where that matters."""
-        self._seconds = [math.inf] * len(self.ways)
+        self._seconds: list[list[float]] = [[] for _ in self.ways]
         self._runs = 0
         self._begun = 0.0
 
@@ -50,11 +51,11 @@ class Trials(Generic[Way]):
         result = do(self.ways[turn])
         end = perf_counter()
         self._begun = self._begun if self._runs else start
-        self._seconds[turn] = min(self._seconds[turn], end - start)
+        self._seconds[turn].append(end - start)
         self._runs += 1
         if turn == len(self.ways) - 1 and rounds + 1 >= TRIALS and end - self._begun >= LEAST_SECONDS:
-            enough = GAIN * min(self._seconds)
-            self.keep([way for way, seconds in zip(self.ways, self._seconds, strict=True) if seconds <= enough][-1])
+            usual = [float(np.median(seconds)) for seconds in self._seconds]
+            self.keep([way for way, seconds in zip(self.ways, usual, strict=True) if seconds <= GAIN * min(usual)][-1])
         return result
 
     def keep(self, way: Way) -> None:
