@@ -285,6 +285,7 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
         monkeypatch.setattr(Trainer, "_keep_what_computes_the_same", lambda *_: None)
         same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     losses, parameters = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
+    monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
     times = list(np.repeat(np.cumsum((0, *seconds * 3)), 2)[1:-1])  # each trial begins when the last one ends
     monkeypatch.setattr(threads_module, "perf_counter", lambda: times.pop(0))
     chain = dropping_chain()
@@ -305,6 +306,7 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
 def test_one_thread_is_not_tried_where_it_would_round_in_another_way_or_a_step_is_long(
     batch, monkeypatch, why, all_threads
 ):
+    monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
     if "shared" in all_threads:
         share_small_products(monkeypatch)
     if why == "another rounding":
@@ -324,10 +326,24 @@ def test_a_team_shares_products_where_the_update_takes_longer_than_waking_its_th
     batch, monkeypatch, elements, shares
 ):
     share_small_products(monkeypatch)
+    monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
     monkeypatch.setattr(steps, "SHARED_FROM", elements)
     trainer = Trainer(dropping_chain(), batch_size=20, threads=2)
     trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
     assert trainer.threads_in_step() == ("products shared by 2 threads" if shares else "2 threads in BLAS")
+
+
+@pytest.mark.parametrize("layer", [RNN, LSTM, GRU])
+def test_small_products_are_left_to_one_thread_whatever_a_clock_says(monkeypatch, rng, layer):
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: pytest.fail("there is nothing to be timed"))
+    x, y = rng.standard_normal((1, 40, 8)).astype(np.float32), np.zeros(1, np.int64)
+    said = []
+    for units in (64, 1500):
+        trainer = Trainer(Chain(layer(8, units), Dense(units, 3)), batch_size=1, threads=2)
+        trainer.loss_and_gradients(x[:, : 40 if units == 64 else 2], y)
+        said.append(trainer.threads_in_step())
+        trainer.close()
+    assert said[0] == "one thread" and said[1] != "one thread"
 
 
 @pytest.mark.parametrize(
