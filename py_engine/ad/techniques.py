@@ -38,9 +38,9 @@ class Techniques:
         flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.
         sparse_rows: where the batch is split, the gradient of an embedding is kept for the rows that were looked up,
             until the parts are added up; off: as a whole matrix, one for each thread.
-        resting_rows: Adam updates rows of an embedding that no sample looks up only when they are looked up again, and
-            all of them every few steps: many steps at once, which differs by roundings and by less than 1e-4 of the
-            learning rate. In float32, where a batch looks up a part of the rows only.
+        resting_rows: lazy updates by Adam: rows of an embedding that no sample looks up are updated when they are
+            looked up again, and all of them every 32 steps: many steps at once, which differs by roundings and by at
+            most a 40,000th of what the steps subtract. In float32, where a batch looks up a part of the rows only.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
             BLAS has one thread inside the split; without it all threads, or with "auto" one where that is measured to

@@ -1,9 +1,9 @@
-"""Rows of an embedding that rest: what Adam does to them waits until they are looked up again.
+"""Lazy updates of an embedding by Adam: rows without a gradient are updated when they are looked up again.
 
-Adam moves every row at every step, since its means fade slowly where there is no gradient. But what becomes of such a
-row is known: k steps later its mean is ``beta1**k`` and its square ``beta2**k`` times what they were, and at each step
-it has moved by ``c * mean / (sqrt(square) + e)`` with numbers c and e of that step. So rows are brought up to date
-when a mini-batch looks them up, all of them every `WINDOW` steps, and before anybody else sees them.
+Adam updates every row at every step, since its running means decay slowly where the gradient is zero. Without a
+gradient the update has a closed form: after k steps the mean is multiplied by ``beta1**k`` and the square by
+``beta2**k``, and each of the steps subtracts ``c * mean / (sqrt(square) + e)`` with its own numbers c and e. So rows
+are brought up to date when a mini-batch looks them up, all of them every `WINDOW` steps, and when an epoch ends.
 
 Steps in a row whose e differ by less than `SPREAD` are one division, by the harmonic mean of their e. That changes the
 movement by a 40,000th of it at most, where sqrt(square) and e are about equal, and by nothing where one is far above
@@ -194,14 +194,14 @@ class RestingRows:
         del self._unfinished[block.start]
 
     def _empty(self, count: int) -> Array:
-        """Room for so many rows, what is kept for them, and two more numbers for each."""
+        """Memory for `count` rows, their mean and square, and two scratch arrays of the same shape."""
         return np.empty((5, count, self._gradient.shape[1]), self._gradient.dtype)
 
     def _faded(self) -> Faded:
         return faded(self._factors, self._optimizer.betas, self._gradient.dtype)
 
     def _share_out(self, do: Callable[[slice], None], count: int) -> None:
-        """Do this with all parts of so many rows, in a thread each where they are many."""
+        """Call `do` with all parts of `count` rows: one for each thread of the team if they are large enough."""
         if self._team is None or count * self._gradient.shape[1] < SPLIT_FROM:
             do(slice(0, count))
         else:

@@ -366,7 +366,7 @@ class Trainer:
     # How it works -----------------------------------------------------------------------------------------
 
     def _may_rest(self, samples: int, x: Array) -> str | None:
-        """The matrix of an embedding of which rows may rest in steps of so many samples, if there is one."""
+        """The name of the embedding matrix whose rows may be updated lazily in steps of `samples` samples, or None."""
         how, layout = self.techniques, self.parameters.layout
         name = f"{self.chain.takes_ids}.weight"
         if name not in layout.shapes or not self.optimizer.lets_rows_rest or self.parameters.dtype != np.float32:
