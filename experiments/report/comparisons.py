@@ -31,7 +31,7 @@ TECHNIQUES = {
     "batched": "the batch in one pass (a, c)",
     "flat_parameters": "one optimizer loop over all parameters",
     "sparse_rows": "an embedding's gradient kept for the rows looked up",
-    "resting_rows": "rows that are not looked up updated later, at once (Adam)",
+    "lazy_updates": "rows that are not looked up updated later, at once (Adam)",
     "sparse_columns": "an embedding's gradient kept for the rows looked up",
     "split_batch": "batch split over threads (a, b: threads)",
     FLOAT32: "Float32 instead of Float64 (a, e)",

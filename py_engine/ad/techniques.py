@@ -38,7 +38,7 @@ class Techniques:
         flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.
         sparse_rows: where the batch is split, the gradient of an embedding is kept for the rows that were looked up,
             until the parts are added up; off: as a whole matrix, one for each thread.
-        resting_rows: lazy updates by Adam: rows of an embedding that no sample looks up are updated when they are
+        lazy_updates: lazy updates by Adam: rows of an embedding that no sample looks up are updated when they are
             looked up again, and all of them every 32 steps: many steps at once, which differs by roundings and by at
             most a 40,000th of what the steps subtract. In float32, where a batch looks up a part of the rows only.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
@@ -61,5 +61,5 @@ class Techniques:
     batched: bool = True
     flat_parameters: bool = True
     sparse_rows: bool = True
-    resting_rows: bool = True
+    lazy_updates: bool = True
     split_batch: bool | str = "auto"

@@ -127,7 +127,7 @@ class Optimizer(ABC):
         return self._cut_by.decided
 
     @property
-    def lets_rows_rest(self) -> bool:
+    def allows_lazy_updates(self) -> bool:
         """Whether what it does to elements without a gradient can be done later, for many steps at once."""
         return False
 
@@ -422,8 +422,8 @@ class Adam(Optimizer):
         self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
 
     @property
-    def lets_rows_rest(self) -> bool:
-        """Whether elements without a gradient are moved by nothing but their means, which fade slowly."""
+    def allows_lazy_updates(self) -> bool:
+        """Whether elements without a gradient are updated by nothing but their means, which decay slowly."""
         plain = type(self) in (Adam, AdamW) and not self.weight_decay
         return plain and self.clip_norm is None and self.clip_value is None and self.betas[1] >= 0.9
 

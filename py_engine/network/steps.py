@@ -182,10 +182,10 @@ class Replay:
         shards: the parts of the batch.
         meeting: where they meet, if they do.
         threads: the ways to use threads, those that use more first.
-        resting: a parameter of which rows may rest, or None.
+        lazy: a parameter whose rows may be updated lazily, or None.
 
     Attributes:
-        rests: that parameter, if it is known which rows a run reads and changes. Its gradient is then to be all zeros
+        lazy: that parameter, if it is known which rows a run reads and changes. Its gradient is then to be all zeros
             before each run; after it only these rows are not.
     """
 
@@ -194,7 +194,7 @@ class Replay:
         shards: list[Shard],
         meeting: Meeting | None = None,
         threads: Sequence[ThreadUse] = (ThreadUse(blas=1),),
-        resting: str | None = None,
+        lazy: str | None = None,
     ) -> None:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
@@ -203,14 +203,14 @@ class Replay:
         self._alone, self._sharing = shards[0], shards[0]
         self._meeting = meeting
         self._team: Team | None = None
-        self.rests = resting if all(resting in shard.looked_up for shard in shards) else None
+        self.lazy = lazy if all(lazy in shard.looked_up for shard in shards) else None
         first, *others = shards
         self._leave: list[list[Call]] = [[] for _ in shards]
         added: list[list[Call]] = [[] for _ in shards]
         for name, (last, _) in first.rows.items():
             assert last.op.sum_rows is not None
             found = [shard.rows[name][1] for shard in shards]
-            zeroed = name == self.rests
+            zeroed = name == self.lazy
             leave, add = last.op.sum_rows(found, first.gradient.arrays[name], zeroed, **last.attrs)
             for calls, more in (*zip(self._leave, leave, strict=True), *zip(added, add, strict=False)):
                 calls += more
@@ -404,12 +404,12 @@ def make_step(
     gradient: FlatVector,
     threads: int,
     techniques: Techniques,
-    resting: str | None = None,
+    lazy: str | None = None,
 ) -> Step:
     """Return the step for batches of `samples` rows that the techniques choose.
 
     With more than one thread the batch is split into one shard for each where `techniques.split_batch` says so, or
-    that is "auto" and `splitting_pays`. A step that `uses_team` is to be given one before it runs. For `resting` see
+    that is "auto" and `splitting_pays`. A step that `uses_team` is to be given one before it runs. For `lazy` see
     `Replay`.
     """
     if not techniques.batched:
@@ -432,10 +432,10 @@ def make_step(
     may_split = threads > 1 and samples >= 2 * threads and chain.splits
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
         meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
-        split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques, resting)
+        split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques, lazy)
         if split is not None:
             return split
-    shard = Shard(whole, slice(0, samples), gradient, techniques, sparse=resting is not None)
+    shard = Shard(whole, slice(0, samples), gradient, techniques, sparse=lazy is not None)
     large = shard.tape.large_products()
     shares = threads > 1 and bool(techniques.split_batch) and 0 < SHARED_FROM * len(large) <= gradient.layout.size
     all_threads = ThreadUse(blas=1, share_products=True) if shares else ThreadUse(blas=threads)
@@ -443,7 +443,7 @@ def make_step(
     ways = [all_threads]
     if techniques.split_batch == "auto" and all_threads != one_thread:
         ways = [all_threads, one_thread] if shares or _largest_product(shard.tape) > SMALL_PRODUCT else [one_thread]
-    return Replay([shard], threads=ways, resting=resting)
+    return Replay([shard], threads=ways, lazy=lazy)
 
 
 def _largest_product(tape: Tape) -> float:
@@ -477,7 +477,7 @@ def _split(
     meeting: Meeting | None,
     gradient: FlatVector,
     techniques: Techniques,
-    resting: str | None,
+    lazy: str | None,
 ) -> Replay | None:
     """Return the step of a batch in one part for each thread, or None where it is better left whole.
 
@@ -489,7 +489,7 @@ def _split(
         meeting: where they meet, if their samples affect each other.
         gradient: where the gradient goes.
         techniques: what to do to be fast.
-        resting: see `Replay`.
+        lazy: see `Replay`.
     """
     ends = [samples * (k + 1) // threads for k in range(threads)]
     shards: list[Shard] = []
@@ -510,7 +510,7 @@ def _split(
         shards.append(shard)
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return None  # they would wait for each other
-    return Replay(shards, meeting, resting=resting)
+    return Replay(shards, meeting, lazy=lazy)
 
 
 def _trainable(chain: Chain) -> list[Tensor]:

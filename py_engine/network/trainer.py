@@ -40,11 +40,11 @@ from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFini
 from py_engine.network import losses
 from py_engine.network.chain import Chain
 from py_engine.network.layers import Dropout
+from py_engine.network.lazy_updates import LOOKED_UP, WINDOW, LazyUpdates
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
-from py_engine.network.resting import LOOKED_UP, WINDOW, RestingRows
 from py_engine.network.steps import Replay, Rows, Step, ThreadUse, make_step
 from py_engine.network.threads import Team
 
@@ -139,9 +139,11 @@ class Trainer:
         tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
         self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
-        self._resting: RestingRows | None = None
-        self._waking = 0.0  # seconds for the rows that the last step looks up
-        self._zeroed: str | None = f"{chain.takes_ids}.weight"  # the matrix that may rest, while its gradient is zeros
+        self._lazy: LazyUpdates | None = None
+        self._gathering = 0.0  # seconds for the rows that the last step looks up
+        self._zeroed: str | None = (
+            f"{chain.takes_ids}.weight"  # the matrix with lazy updates, while its gradient is zeros
+        )
         self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
         self._updates: deque[float] = deque(maxlen=WINDOW)  # seconds of the last ones with that
         self._threads: Team | None = None
@@ -194,7 +196,7 @@ class Trainer:
         with (
             self._blas_threads(whole.threads.ways[0].blas),
             reading_ahead(x, rows) as reached,
-            self._at_rest(steps.values(), len(found)) as resting,
+            self._updating_lazily(steps.values(), len(found)) as lazy,
         ):
             for number, start in enumerate(range(0, len(rows), self._batch)):
                 reached(start)
@@ -203,10 +205,10 @@ class Trainer:
                 if step is not before:
                     self._use(step, step.threads.ways[0])
                     before = step
-                if resting is not None:
+                if lazy is not None:
                     begun = perf_counter()
-                    resting.wake(x[batch])
-                    self._waking = perf_counter() - begun
+                    lazy.gather(x[batch])
+                    self._gathering = perf_counter() - begun
                 rate = None if steps_rates is None else float(steps_rates[number])
                 weight = None if weights is None else weights[number]
                 finish = partial(self._finish, step, number, rate, weight)
@@ -365,26 +367,26 @@ class Trainer:
 
     # How it works -----------------------------------------------------------------------------------------
 
-    def _may_rest(self, samples: int, x: Array) -> str | None:
+    def _lazy_parameter(self, samples: int, x: Array) -> str | None:
         """The name of the embedding matrix whose rows may be updated lazily in steps of `samples` samples, or None."""
         how, layout = self.techniques, self.parameters.layout
         name = f"{self.chain.takes_ids}.weight"
-        if name not in layout.shapes or not self.optimizer.lets_rows_rest or self.parameters.dtype != np.float32:
+        if name not in layout.shapes or not self.optimizer.allows_lazy_updates or self.parameters.dtype != np.float32:
             return None
         vocabulary, dimension = layout.shapes[name]
         few = samples * math.prod(x.shape[1:]) <= LOOKED_UP * vocabulary and vocabulary * dimension >= SPLIT_FROM
-        switched = how.resting_rows and how.sparse_rows and how.replay and how.batched and how.flat_parameters
+        switched = how.lazy_updates and how.sparse_rows and how.replay and how.batched and how.flat_parameters
         return name if few and switched and self.accumulate == 1 and self.parallel is None else None
 
     @contextmanager
-    def _at_rest(self, steps: Collection[Step], count: int) -> Iterator[RestingRows | None]:
-        """Let rows rest inside, if they do in all these steps, and more than one is made, in all `count`.
+    def _updating_lazily(self, steps: Collection[Step], count: int) -> Iterator[LazyUpdates | None]:
+        """Update rows lazily inside, if all these steps do, and more than one is made, in all `count`.
 
         Afterwards all are up to date, and their gradient is all zeros.
         """
-        names = {step.rests if isinstance(step, Replay) else None for step in steps}
+        names = {step.lazy if isinstance(step, Replay) else None for step in steps}
         name = names.pop() if len(names) == 1 and count > 1 else None
-        if name is None or not isinstance(self.optimizer, Adam) or not self.optimizer.lets_rows_rest:
+        if name is None or not isinstance(self.optimizer, Adam) or not self.optimizer.allows_lazy_updates:
             yield None
             return
         matrix, gradient = self.parameters.arrays[name], self._gradient.arrays[name]
@@ -395,30 +397,30 @@ class Trainer:
             self._clear_gradient(name)
         self._zeroed = None
         team = self._all_threads() if self.threads > 1 else None
-        self._resting = RestingRows(self.optimizer, part, [matrix, *state], gradient, team)
+        self._lazy = LazyUpdates(self.optimizer, part, [matrix, *state], gradient, team)
         try:
-            yield self._resting
+            yield self._lazy
         finally:
-            resting, self._resting, self._waking = self._resting, None, 0.0
+            lazy, self._lazy, self._gathering = self._lazy, None, 0.0
             begun = perf_counter()
             try:
-                resting.settle()
+                lazy.catch_up()
             except KeyboardInterrupt:
-                resting.settle()  # the rest of it
+                lazy.catch_up()  # the rest of it
                 raise
-            resting.clear()
+            lazy.clear()
             self._zeroed = name
             if self._updates:
                 self._updates[-1] += perf_counter() - begun
 
     def _run(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
-        if self._resting is not None:
-            self._resting.clear()
+        if self._lazy is not None:
+            self._lazy.clear()
         else:
             self._zeroed = None
-            if isinstance(step, Replay) and step.rests is not None:
-                self._clear_gradient(step.rests)
+            if isinstance(step, Replay) and step.lazy is not None:
+                self._clear_gradient(step.lazy)
         return step.run(x, y, rows)
 
     def _clear_gradient(self, name: str) -> None:
@@ -451,12 +453,12 @@ class Trainer:
                 return
         vector = self.parameters.vector
         team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
-        before = perf_counter() - self._waking
-        if self._resting is None:
+        before = perf_counter() - self._gathering
+        if self._lazy is None:
             self.optimizer.step(vector, self._total.vector, team)
         else:
-            self.optimizer.step(vector, self._total.vector, team, self._resting.part)
-            self._resting.update()
+            self.optimizer.step(vector, self._total.vector, team, self._lazy.part)
+            self._lazy.update()
         self._updates.append(perf_counter() - before)
         if self.accumulate > 1:
             self._total.vector[...] = 0
@@ -480,10 +482,10 @@ class Trainer:
     def _sum_of_squares(self, step: Step) -> float:
         """Return that of the gradient. Where a team was used in the step, its threads sum a part of a long one each."""
         vector = self._gradient.vector
-        if self._resting is not None:
-            part = self._resting.part
+        if self._lazy is not None:
+            part = self._lazy.part
             others = vector[: part.start], vector[part.stop :]
-            return self._resting.squares() + sum(float(v.dot(v)) for v in others)
+            return self._lazy.squares() + sum(float(v.dot(v)) for v in others)
         if vector.size < SQUARES_SHARED_FROM or not (isinstance(step, Replay) and step.runs_in_team):
             return float(vector.dot(vector))
         found: list[float] = []
@@ -503,7 +505,7 @@ class Trainer:
             with self._blas_threads(self.threads):
                 step = make_step(
                     *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),
-                    self._may_rest(samples, x),
+                    self._lazy_parameter(samples, x),
                 )
             if isinstance(step, Replay) and step.uses_team:
                 with self._blas_threads(1):

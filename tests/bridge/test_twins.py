@@ -221,7 +221,7 @@ PYTHON_ONLY = {
     },
     "ad/compile/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
     "network/read_ahead.py": "of a mapped file; Python asks for its rows on behalf of the Julia engine, too",
-    "network/resting.py": "rows that Adam updates later, at once; Julia's update is one pass, not ten",
+    "network/lazy_updates.py": "rows that Adam updates later, at once; Julia's update is one pass, not ten",
     "network/recurrence.py": "LSTM and GRU as one op each; in Julia the single ops are computed tile by tile",
     "ad/ops/fused_text.py": "ops that only fusion makes; Julia's stand with its fusion",
 }

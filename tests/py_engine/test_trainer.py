@@ -158,8 +158,8 @@ def test_switching_a_technique_off_changes_no_result(batch, switch, layer):
 
 
 def test_every_technique_is_a_switch_tested_here_or_below():
-    """`test_fusion.py` has `fuse` for convolutions, `test_resting.py` has `resting_rows`."""
-    assert {*SWITCHES, "split_batch", "sparse_rows", "resting_rows"} == set(Techniques.__dataclass_fields__)
+    """`test_fusion.py` has `fuse` for convolutions, `test_lazy_updates.py` has `lazy_updates`."""
+    assert {*SWITCHES, "split_batch", "sparse_rows", "lazy_updates"} == set(Techniques.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -1,4 +1,4 @@
-"""Rows of an embedding that rest: the same as if Adam had moved them at every step, but for roundings and a little."""
+"""Lazy updates of an embedding: the same as if Adam had updated all rows at every step, but for roundings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from py_engine.network import (
     PermuteDims,
     RMSProp,
     Trainer,
-    resting,
+    lazy_updates,
 )
 from py_engine.network.graph import Concat, Graph
 from py_engine.network.initialisers import ParameterSpec
@@ -62,11 +62,11 @@ def data(rng):
 
 
 @pytest.fixture
-def woken(monkeypatch):
-    """How often rows were woken."""
+def gathers(monkeypatch):
+    """The ids of each call that gathered rows."""
     found = []
-    wake = resting.RestingRows.wake
-    monkeypatch.setattr(resting.RestingRows, "wake", lambda self, ids: (found.append(ids), wake(self, ids))[1])
+    gather = lazy_updates.LazyUpdates.gather
+    monkeypatch.setattr(lazy_updates.LazyUpdates, "gather", lambda self, ids: (found.append(ids), gather(self, ids))[1])
     return found
 
 
@@ -94,21 +94,21 @@ def assert_equal(actual, expected):
 @pytest.mark.parametrize("padding", [None, 5])
 @pytest.mark.parametrize("make", [flat_chain, text_chain])
 @pytest.mark.parametrize(("threads", "split"), [(1, False), (2, False), (2, True), (3, True)])
-def test_training_is_the_same_but_for_roundings(data, woken, make, padding, threads, split):
+def test_training_is_the_same_but_for_roundings(data, gathers, make, padding, threads, split):
     make = partial(make, padding_index=padding)
     how = partial(Techniques, split_batch=split)
-    expected = trained(data, make(), 2, threads=threads, techniques=how(resting_rows=False))
-    assert not woken
+    expected = trained(data, make(), 2, threads=threads, techniques=how(lazy_updates=False))
+    assert not gathers
     actual = trained(data, make(), 2, threads=threads, techniques=how())
-    assert len(woken) == 2 * 46
+    assert len(gathers) == 2 * 46
     assert_equal(actual, expected)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.95)])
-def test_given_gradients_move_rows_as_the_dense_rule_does(rng, monkeypatch, betas, threads):
+def test_given_gradients_update_rows_as_the_dense_rule_does(rng, monkeypatch, betas, threads):
     """In a matrix among other parameters, with gradients of all sizes, at rates that change."""
-    monkeypatch.setattr(resting, "SPLIT_FROM", 1)
+    monkeypatch.setattr(lazy_updates, "SPLIT_FROM", 1)
     rows, dimension, first, size = 300, 8, 16, 16 + 300 * 8 + 32
     part = slice(first, first + rows * dimension)
     team = Team(threads) if threads > 1 else None
@@ -120,7 +120,7 @@ def test_given_gradients_move_rows_as_the_dense_rule_does(rng, monkeypatch, beta
     shape = (rows, dimension)
     matrix, gradient = vectors[1][part].reshape(shape), gradients[1][part].reshape(shape)
     state = sparse.state_of(vectors[1], part)
-    at_rest = resting.RestingRows(sparse, part, [matrix, *state], gradient, team)
+    lazy = lazy_updates.LazyUpdates(sparse, part, [matrix, *state], gradient, team)
     for step in range(150):
         dense.learning_rate = sparse.learning_rate = 0.001 / (1 + step % 7)
         ids = rng.integers(0, rows if step % 10 else 30, rng.integers(1, 40))
@@ -130,16 +130,16 @@ def test_given_gradients_move_rows_as_the_dense_rule_does(rng, monkeypatch, beta
         for g in gradients:
             g[:first], g[part.stop :] = rest[:first], rest[part.stop :]
         gradients[0][part] = found.ravel()
-        at_rest.wake(ids)
+        lazy.gather(ids)
         np.testing.assert_allclose(matrix[ids], vectors[0][part].reshape(shape)[ids], rtol=0, atol=5e-7)
         dense.step(vectors[0], gradients[0])
-        at_rest.clear()
+        lazy.clear()
         assert not gradient.any()
         gradient[ids] = found[ids]
-        assert at_rest.squares() == pytest.approx(np.square(found).sum(), rel=1e-5)
+        assert lazy.squares() == pytest.approx(np.square(found).sum(), rel=1e-5)
         sparse.step(vectors[1], gradients[1], None, part)
-        at_rest.update()
-    at_rest.settle()
+        lazy.update()
+    lazy.catch_up()
     np.testing.assert_allclose(vectors[1], vectors[0], rtol=0, atol=5e-7)
     for name, array in dense.state().items():
         np.testing.assert_allclose(sparse.state()[name], array, rtol=1e-5, atol=1e-6 * np.abs(array).max())
@@ -147,17 +147,17 @@ def test_given_gradients_move_rows_as_the_dense_rule_does(rng, monkeypatch, beta
         team.close()
 
 
-def test_a_schedule_and_the_rows_of_an_order_are_kept(data, woken, rng):
+def test_a_schedule_and_the_rows_of_an_order_are_kept(data, gathers, rng):
     order = rng.permutation(len(data[0]))[: BATCH * 30]
     rates = np.linspace(0.002, 0.0, 30)
-    expected = trained(data, flat_chain(), rates=rates, order=order, techniques=Techniques(resting_rows=False))
+    expected = trained(data, flat_chain(), rates=rates, order=order, techniques=Techniques(lazy_updates=False))
     assert_equal(trained(data, flat_chain(), rates=rates, order=order), expected)
-    assert len(woken) == 30
+    assert len(gathers) == 30
 
 
 @pytest.mark.parametrize("first", [1, 20, 300, 5000])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.9), (0.99, 0.95)])
-@pytest.mark.parametrize("count", [1, 7, resting.WINDOW])
+@pytest.mark.parametrize("count", [1, 7, lazy_updates.WINDOW])
 def test_many_steps_at_once_move_what_so_many_single_ones_do(rng, first, betas, count):
     """Whatever the ratio of the root to eps: where they are about equal, a division for many steps differs most."""
     mean = rng.standard_normal(2000) * 10.0 ** rng.uniform(-12, 2, 2000)
@@ -173,24 +173,24 @@ def test_many_steps_at_once_move_what_so_many_single_ones_do(rng, first, betas, 
         before = p.copy()
         optimizer.update(p, np.zeros(2000), np.empty(2000), m, v)
         moved += np.abs(p - before)
-    now = resting.faded(factors, betas, np.dtype(np.float64))
+    now = lazy_updates.pending_updates(factors, betas, np.dtype(np.float64))
     found = [np.zeros((2000, 1)), mean[:, np.newaxis].copy(), square[:, np.newaxis].copy()]
-    resting._fade(now, 0, found, *np.empty((2, 2000, 1)))
+    lazy_updates._apply(now, 0, found, *np.empty((2, 2000, 1)))
     np.testing.assert_allclose(found[1][:, 0], m, rtol=1e-12)
     np.testing.assert_allclose(found[2][:, 0], v, rtol=1e-12)
-    assert (np.abs(found[0][:, 0] - p) <= (resting.SPREAD - 1) ** 2 / 16 * moved + 1e-14 * np.abs(p)).all()
+    assert (np.abs(found[0][:, 0] - p) <= (lazy_updates.SPREAD - 1) ** 2 / 16 * moved + 1e-14 * np.abs(p)).all()
     assert first < 5000 or betas[1] < 0.999 or len(now.divisions) == 1
     for since in range(1, count):  # rows that were looked up meanwhile
-        later = resting.faded(factors[since:], betas, np.dtype(np.float64))
+        later = lazy_updates.pending_updates(factors[since:], betas, np.dtype(np.float64))
         np.testing.assert_allclose(now.mean[since], later.mean[0], rtol=1e-12)
         np.testing.assert_allclose(
             sum(c[since] for c, _ in now.divisions), sum(c[0] for c, _ in later.divisions), rtol=1e-12
         )
 
 
-def test_a_step_that_fails_leaves_what_was_before_it(data, woken, monkeypatch):
+def test_a_step_that_fails_leaves_what_was_before_it(data, gathers, monkeypatch):
     ids, y = data
-    expected = trained((ids[: BATCH * 21], y[: BATCH * 21]), text_chain(), techniques=Techniques(resting_rows=False))
+    expected = trained((ids[: BATCH * 21], y[: BATCH * 21]), text_chain(), techniques=Techniques(lazy_updates=False))
     for error in (KeyboardInterrupt, NonFiniteError):
         chain = text_chain()
         trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001))
@@ -214,12 +214,12 @@ def test_a_step_that_fails_leaves_what_was_before_it(data, woken, monkeypatch):
     [
         *(("np.multiply", left) for left in (3, 20, 60, 63, 64, 90, 121, 160, 200, 240, 320, 400, 480)),
         *(("np.copyto", left) for left in (1, 5, 24, 25, 48)),
-        *(("_fade", left) for left in (3, 20, 31, 32, 33, 47, 48, 60, 76)),
+        *(("_apply", left) for left in (3, 20, 31, 32, 33, 47, 48, 60, 76)),
     ],
 )
 def test_an_interrupt_leaves_all_rows_as_after_the_last_step(data, monkeypatch, function, left):
-    """While rows are woken, while all are brought up to date, in blocks of which some are done, and within one."""
-    monkeypatch.setattr(resting, "BLOCKS", (16_384, 16_384))
+    """While rows are gathered, while all are brought up to date, in blocks of which some are done, and within one."""
+    monkeypatch.setattr(lazy_updates, "BLOCKS", (16_384, 16_384))
     chain = flat_chain()
     trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001))
     calls = [0]
@@ -235,17 +235,17 @@ def test_an_interrupt_leaves_all_rows_as_after_the_last_step(data, monkeypatch, 
     patched |= {name: getattr(np, name) for name in ("zeros", "array", "arange", "where", "maximum", "vdot")}
     patched |= {name: getattr(np, name) for name in ("intp", "bool_", "newaxis", "float64")}
     with monkeypatch.context() as patch:
-        if function == "_fade":
-            patch.setattr(resting, "_fade", partial(interrupted, resting._fade))
+        if function == "_apply":
+            patch.setattr(lazy_updates, "_apply", partial(interrupted, lazy_updates._apply))
         else:
             name = function.removeprefix("np.")
             patched[name] = partial(interrupted, patched[name])
-            patch.setattr(resting, "np", SimpleNamespace(**patched))
+            patch.setattr(lazy_updates, "np", SimpleNamespace(**patched))
         with pytest.raises(KeyboardInterrupt):
             trainer.train_epoch(*data)
     steps = trainer.optimizer.steps
     part = data[0][: BATCH * steps], data[1][: BATCH * steps]
-    losses, *expected = trained(part, flat_chain(), techniques=Techniques(resting_rows=False)) if steps else (0,) * 3
+    losses, *expected = trained(part, flat_chain(), techniques=Techniques(lazy_updates=False)) if steps else (0,) * 3
     if steps:
         assert_equal((losses, chain.parameters.as_dict(), trainer.optimizer.state()), (losses, *expected))
     before = chain.parameters.as_dict()
@@ -258,13 +258,13 @@ def test_an_interrupt_leaves_all_rows_as_after_the_last_step(data, monkeypatch, 
     trainer.close(), again.close()
 
 
-def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, woken):
+def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, gathers):
     chains = [text_chain(), text_chain()]
     first, second = (Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001)) for chain in chains)
     first.train_epoch(*data)
     first.costs()
     loss, gradients = first.loss_and_gradients(data[0][:50], data[1][:50])
-    dense = Trainer(chains[0], threads=1, techniques=Techniques(resting_rows=False, sparse_rows=False, fuse=False))
+    dense = Trainer(chains[0], threads=1, techniques=Techniques(lazy_updates=False, sparse_rows=False, fuse=False))
     other_loss, expected = dense.loss_and_gradients(data[0][:50], data[1][:50])
     assert loss == pytest.approx(other_loss, rel=1e-5)
     np.testing.assert_allclose(gradients["embedding.weight"], expected["embedding.weight"], atol=1e-6)
@@ -278,7 +278,7 @@ def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, wo
     first.close(), second.close(), dense.close()
 
 
-def test_a_training_that_is_resumed_goes_on_bit_for_bit(data, woken):
+def test_a_training_that_is_resumed_goes_on_bit_for_bit(data, gathers):
     chains = [text_chain(), text_chain()]
     whole, resumed = (Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001)) for chain in chains)
     whole.train_epoch(*data)
@@ -286,7 +286,7 @@ def test_a_training_that_is_resumed_goes_on_bit_for_bit(data, woken):
     resumed.load_state(whole.state())
     whole.train_epoch(*data)
     resumed.train_epoch(*data)
-    assert woken
+    assert gathers
     assert (chains[0].parameters.vector == chains[1].parameters.vector).all()
     whole.close(), resumed.close()
 
@@ -344,11 +344,11 @@ def two_embeddings():
     ],
     ids=["two embeddings", "positions"],
 )
-def test_other_matrices_of_which_rows_are_looked_up_do_not_rest(data, woken, make, threads, split):
+def test_other_matrices_of_which_rows_are_looked_up_are_not_updated_lazily(data, gathers, make, threads, split):
     how = partial(Techniques, split_batch=split)
-    expected = trained(data, make(), 2, threads=threads, techniques=how(resting_rows=False))
+    expected = trained(data, make(), 2, threads=threads, techniques=how(lazy_updates=False))
     assert_equal(trained(data, make(), 2, threads=threads, techniques=how()), expected)
-    assert woken
+    assert gathers
 
 
 @pytest.mark.parametrize(
@@ -361,31 +361,31 @@ def test_other_matrices_of_which_rows_are_looked_up_do_not_rest(data, woken, mak
     ],
     ids=["whole", "detached", "some rows", "some rows of all"],
 )
-def test_rows_that_a_layer_reads_by_other_numbers_do_not_rest(data, woken, read):
+def test_rows_that_a_layer_reads_by_other_numbers_are_not_updated_lazily(data, gathers, read):
     def make():
         chain = Chain(*flat_chain().layers.values(), Tied(read), seed=0)
         chain.layers["tied"].chain = chain
         return chain
 
-    expected = trained(data, make(), techniques=Techniques(resting_rows=False))
+    expected = trained(data, make(), techniques=Techniques(lazy_updates=False))
     assert_equal(trained(data, make()), expected)
-    assert not woken
+    assert not gathers
 
 
-def test_rows_that_an_embedding_looks_up_by_other_numbers_do_not_rest(data, woken):
+def test_rows_that_an_embedding_looks_up_by_other_numbers_are_not_updated_lazily(data, gathers):
     def make():
         return Chain(Folded(VOCABULARY, DIMENSION), Flatten(), Dense(LENGTH * DIMENSION, 3), seed=0)
 
-    expected = trained(data, make(), techniques=Techniques(resting_rows=False))
+    expected = trained(data, make(), techniques=Techniques(lazy_updates=False))
     assert_equal(trained(data, make()), expected)
-    assert not woken
+    assert not gathers
 
 
 def test_asking_for_gradients_first_draws_no_other_dropout_masks(data):
     found = []
-    for rests in (False, True):
+    for lazy in (False, True):
         chain = Chain(Embedding(VOCABULARY, DIMENSION), Dropout(0.5), Flatten(), Dense(LENGTH * DIMENSION, 3), seed=0)
-        how = Techniques(resting_rows=rests)
+        how = Techniques(lazy_updates=lazy)
         trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001), techniques=how)
         trainer.loss_and_gradients(data[0][:BATCH], data[1][:BATCH])
         losses = trainer.train_epoch(*data)
@@ -427,30 +427,30 @@ class OwnAdam(Adam):
     ],
     ids=str,
 )
-def test_rows_rest_only_where_that_is_the_same_and_less_work(data, woken, options):
+def test_updates_are_lazy_only_where_that_is_the_same_and_less_work(data, gathers, options):
     trained(data, flat_chain(), **options)
-    assert not woken
+    assert not gathers
 
 
-def test_rows_do_not_rest_in_float64_or_in_small_or_frozen_matrices(data, woken):
+def test_rows_are_not_updated_lazily_in_float64_or_in_small_or_frozen_matrices(data, gathers):
     trained(data, flat_chain(np.float64))
     trained((data[0] % 512, data[1]), Chain(Embedding(512, 16), Flatten(), Dense(160, 3)))
     trained(data, flat_chain(trainable=False))
-    assert not woken
+    assert not gathers
 
 
-def test_adamw_without_decay_rests(data, woken):
-    expected = trained(data, flat_chain(), techniques=Techniques(resting_rows=False))
+def test_adamw_without_decay_updates_lazily(data, gathers):
+    expected = trained(data, flat_chain(), techniques=Techniques(lazy_updates=False))
     assert_equal(trained(data, flat_chain(), optimizer=AdamW(0.001, weight_decay=0.0)), expected)
-    assert woken
+    assert gathers
 
 
-def test_numbers_that_are_nearly_too_small_become_zero(data, woken):
-    """A mean that fades for thousands of steps is not left to numbers that processors are slow with."""
+def test_numbers_that_are_nearly_too_small_become_zero(data, gathers):
+    """A mean that decays for thousands of steps is not left to numbers that processors are slow with."""
     rows = np.arange(1000, dtype=np.int64).reshape(100, LENGTH)
     order = np.concatenate([np.arange(100), np.tile(np.arange(5), 1000)])
     _, _, state = trained((rows, np.zeros(100, np.int64)), flat_chain(), order=order, batch_size=5)
     mean = np.abs(state["mean"])
-    assert woken
+    assert gathers
     assert not ((mean > 0) & (mean < np.finfo(np.float32).tiny)).any()
     assert (mean[200 * DIMENSION : 1000 * DIMENSION] == 0).all()

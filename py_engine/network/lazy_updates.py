@@ -38,7 +38,7 @@ LOOKED_UP = 0.25
 """Which part of the rows a mini-batch may look up at most: each takes twice as long as one that is merely updated."""
 
 
-class Faded(NamedTuple):
+class PendingUpdates(NamedTuple):
     """What has become of rows since each step of a window, by the number of that step.
 
     Their mean and square are to be multiplied by these; `divisions` are the c and e of their movement.
@@ -49,7 +49,9 @@ class Faded(NamedTuple):
     divisions: list[tuple[Array, Array]]
 
 
-def faded(factors: list[tuple[float, float]], betas: tuple[float, float], dtype: np.dtype[Any]) -> Faded:
+def pending_updates(
+    factors: list[tuple[float, float]], betas: tuple[float, float], dtype: np.dtype[Any]
+) -> PendingUpdates:
     """What becomes of rows in steps of these c and e, that were up to date after 0, 1, ... of them."""
     count = len(factors)
     c, e = np.array(factors, np.float64).reshape(count, 2).T
@@ -67,14 +69,14 @@ def faded(factors: list[tuple[float, float]], betas: tuple[float, float], dtype:
         together = (moves[:, start:stop] / beside[:, start:stop]).sum(1)
         divisions.append((by.astype(dtype), np.divide(by, together, out=beside[:, start], where=by > 0).astype(dtype)))
     mean, square = (beta ** ago[:, -1] for beta in betas)
-    return Faded(mean.astype(dtype), square.astype(dtype), divisions)
+    return PendingUpdates(mean.astype(dtype), square.astype(dtype), divisions)
 
 
-class RestingRows:
+class LazyUpdates:
     """The rows of a matrix that Adam trains, of which each step has a gradient for a few.
 
-    Use: `wake` before a step, `clear` before each time that it leaves a gradient, `update` after the optimizer's step
-    without the matrix, and `settle` and `clear` at the end. Where `settle` is interrupted, another one does the rest.
+    Use: `gather` before a step, `clear` before each time that it leaves a gradient, `update` after the optimizer's step
+    without the matrix, and `catch_up` and `clear` at the end. Call `catch_up` again where it is interrupted.
 
     Args:
         optimizer: it is bound to the vector that the matrix is a part of.
@@ -97,12 +99,12 @@ class RestingRows:
         """The step of the window, from 0, that each row is up to date since."""
         self._factors: list[tuple[float, float]] = []
         """Of the steps of the window."""
-        self._awake = self._written = np.zeros(0, np.intp)
+        self._gathered = self._written = np.zeros(0, np.intp)
         self._room = self._empty(0)
         self._unfinished: dict[int, tuple[slice, list[Array]]] = {}
         """By their first row, the rows that are being put in their places, and what they are to be."""
 
-    def wake(self, ids: Array) -> None:
+    def gather(self, ids: Array) -> None:
         """Bring the rows of these ids, which may repeat, up to date. Raises ShapeError for one that there is not."""
         try:
             self._looked_up[ids] = True
@@ -114,60 +116,60 @@ class RestingRows:
         count = len(found)
         if count > self._room.shape[1]:
             self._room = self._empty(count)
-        self._share_out(partial(self._gather, found, self._faded() if self._factors else None), count)
-        self._awake = found  # from here on they are what is in the room
+        self._share_out(partial(self._gather, found, self._pending() if self._factors else None), count)
+        self._gathered = found  # from here on they are what is in the room
         self._matrix[found] = self._room[0, :count]
 
-    def _gather(self, ids: Array, now: Faded | None, part: slice) -> None:
+    def _gather(self, ids: Array, now: PendingUpdates | None, part: slice) -> None:
         *rows, s, root = self._room[:, part]
         for array, found in zip(self._arrays, rows, strict=True):
             array.take(ids[part], 0, found, "clip")
         if now is not None:
-            _fade(now, self._since[ids[part], np.newaxis], rows, s, root)
+            _apply(now, self._since[ids[part], np.newaxis], rows, s, root)
 
     def clear(self) -> None:
         """Leave the gradient all zeros."""
         self._gradient[self._written] = 0
-        self._written = self._awake
+        self._written = self._gathered
 
     def squares(self) -> float:
         """The sum of squares of the gradient, whose rows are gathered."""
-        rows = self._room[4, : len(self._awake)]
-        self._gradient.take(self._awake, 0, rows, "clip")
+        rows = self._room[4, : len(self._gathered)]
+        self._gradient.take(self._gathered, 0, rows, "clip")
         return float(np.vdot(rows, rows))
 
     def update(self) -> None:
-        """Update the rows that are awake, after `squares`, as the optimizer has updated the others."""
-        self._share_out(self._update, len(self._awake))
+        """Update the rows that are gathered, after `squares`, as the optimizer has updated the others."""
+        self._share_out(self._update, len(self._gathered))
         self._factors.append(self._optimizer.factors())
-        self._since[self._awake] = len(self._factors)
-        self._awake = self._awake[:0]
+        self._since[self._gathered] = len(self._factors)
+        self._gathered = self._gathered[:0]
         if len(self._factors) == WINDOW:
-            self.settle()
+            self.catch_up()
 
     def _update(self, part: slice) -> None:
-        ids = self._awake[part]
+        ids = self._gathered[part]
         p, mean, square, s, gradient = self._room[:, part]
         self._optimizer.update(*(rows.reshape(-1) for rows in (p, gradient, s, mean, square)))
         for array, rows in zip(self._arrays, (p, mean, square), strict=True):
             array[ids] = rows
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Bring all rows up to date; of a step that has failed nothing is left."""
         for block, rows in list(self._unfinished.values()):
             self._put(block, rows)
         for array, found in zip(self._arrays, self._room, strict=False):
-            array[self._awake] = found[: len(self._awake)]
-        self._since[self._awake] = len(self._factors)
-        self._awake = self._awake[:0]
+            array[self._gathered] = found[: len(self._gathered)]
+        self._since[self._gathered] = len(self._factors)
+        self._gathered = self._gathered[:0]
         if self._factors:
             now, before = self._optimizer.steps, self._optimizer.steps - len(self._factors)
             flushes = now // FLUSHED_EVERY > before // FLUSHED_EVERY
-            self._share_out(partial(self._settle, self._faded(), flushes), len(self._matrix))
+            self._share_out(partial(self._catch_up, self._pending(), flushes), len(self._matrix))
             self._since.fill(0)
             self._factors.clear()
 
-    def _settle(self, now: Faded, flushes: bool, part: slice) -> None:
+    def _catch_up(self, now: PendingUpdates, flushes: bool, part: slice) -> None:
         length = max(1, BLOCKS[self._team is not None] // self._matrix.shape[1])
         room = self._empty(min(length, part.stop - part.start))
         for start in range(part.start, part.stop, length):
@@ -177,8 +179,8 @@ class RestingRows:
                 np.copyto(copy, array[block])
             later = self._since[block].nonzero()[0]  # they were looked up meanwhile
             apart = [copy[later] for copy in rows]
-            _fade(now, self._since[block][later, np.newaxis], apart, *np.empty((2, *apart[0].shape), s.dtype))
-            _fade(now, 0, rows, s, root)
+            _apply(now, self._since[block][later, np.newaxis], apart, *np.empty((2, *apart[0].shape), s.dtype))
+            _apply(now, 0, rows, s, root)
             for copy, found in zip(rows, apart, strict=True):
                 copy[later] = found
             if flushes:
@@ -186,7 +188,7 @@ class RestingRows:
             self._put(block, rows)
 
     def _put(self, block: slice, rows: list[Array]) -> None:
-        """Put rows that are up to date in their places; if that is interrupted, they are known to `settle`."""
+        """Put rows that are up to date in their places; if that is interrupted, they are known to `catch_up`."""
         self._unfinished[block.start] = block, rows
         for array, copy in zip(self._arrays, rows, strict=True):
             array[block] = copy
@@ -197,8 +199,8 @@ class RestingRows:
         """Memory for `count` rows, their mean and square, and two scratch arrays of the same shape."""
         return np.empty((5, count, self._gradient.shape[1]), self._gradient.dtype)
 
-    def _faded(self) -> Faded:
-        return faded(self._factors, self._optimizer.betas, self._gradient.dtype)
+    def _pending(self) -> PendingUpdates:
+        return pending_updates(self._factors, self._optimizer.betas, self._gradient.dtype)
 
     def _share_out(self, do: Callable[[slice], None], count: int) -> None:
         """Call `do` with all parts of `count` rows: one for each thread of the team if they are large enough."""
@@ -208,7 +210,7 @@ class RestingRows:
             self._team.run([partial(do, part) for part in stretches(count, self._team.size)])
 
 
-def _fade(now: Faded, since: Array | int, rows: Sequence[Array], s: Array, root: Array) -> None:
+def _apply(now: PendingUpdates, since: Array | int, rows: Sequence[Array], s: Array, root: Array) -> None:
     """Do to rows, mean and square what was to be done since this step, or these in a column; the rest is scratch."""
     p, mean, square = rows
     np.sqrt(square, out=root)
