@@ -245,7 +245,7 @@ _TEXTS = frozenset(
         *("key", "job", "paper", "engine", "label", "measure", "dtype", "profile", "data_source", "dataset_digest"),
         *("status", "error", "commit", "cpu_model", "machine", "blas", "python", "framework_version", "engine_digest"),
         *("created", "quantity", "configuration", "technique", "variant", "model", "suite", "benchmark", "what"),
-        *("missing", "version", "dirty"),
+        *("missing", "version", "dirty", "training_digest"),
     }
 )
 """Columns of text of today's tables."""
@@ -349,12 +349,17 @@ REPLACED = "replaced"
 
 def set_aside(path: Path, root: Path, where: str = DAMAGED) -> Path:
     """Move something damaged into the folder `DAMAGED` of a results folder, under a name that is free there."""
+    target = free_place(path, root, where)
+    os.rename(path, target)
+    return target
+
+
+def free_place(path: Path, root: Path, where: str) -> Path:
+    """A name for a file of this name that is free in a folder of a results folder, which is made."""
     folder = root / where
     folder.mkdir(exist_ok=True)
-    target = next(
+    return next(
         target
         for number in range(1_000_000)
         if not os.path.lexists(target := folder / (f"{path.name}.{number}" if number else path.name))
     )
-    os.rename(path, target)
-    return target

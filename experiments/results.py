@@ -5,7 +5,7 @@
     results/tidy/*.csv         everything the tables and figures need, made from raw
     results/report/            tables, figures and the paper, made from tidy
     results/damaged/           records that could not be read, set aside and run again
-    results/replaced/          failed runs in whose place `twingrad merge` put finished ones
+    results/replaced/          failed runs in whose place there are finished ones
     results/.locks/            who writes here, and who runs which job (experiments.leases)
 
 A raw record (schema 2) holds
@@ -70,7 +70,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("first_epoch_seconds", "later_epoch_seconds", "total_seconds", "total_seconds_with_evaluation"),
         *("train_accuracy", "test_accuracy", "test_loss", "bytes_first_epoch", "bytes_later_epochs"),
         *("peak_rss_bytes", "commit", "dirty", "cpu_model", "machine", "blas", "python", "framework_version"),
-        *("engine_digest", "job", "created"),
+        *("engine_digest", "training_digest", "job", "created"),
     ),
     "epochs": (
         *("key", "paper", "engine", "label", "seed", "measure", "threads", "data_source", "epoch", "seconds"),
@@ -80,7 +80,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "steps": ("key", "paper", "engine", "seed", "step", "loss"),  # by far the longest: runs.csv has the rest by key
     **{name: measure.columns for name, measure in RECORDED.items() if measure.columns},
 }
-LATER_COLUMNS = ("machine", "job", "blas", *(name for measure in RECORDED.values() for name in measure.later_columns))
+LATER_COLUMNS = (
+    *("machine", "job", "blas", "training_digest"),
+    *(name for measure in RECORDED.values() for name in measure.later_columns),
+)
 """Columns that older tidy files may lack: they are read as empty, and the machine as the name of its CPU."""
 _FOLDER, _SHARING, _TIDY = "folder", "with-", "tidy"
 """Leases: of the whole folder, of one of several processes that share it, and of the tidy tables."""
@@ -275,8 +278,13 @@ class Results:
         return None
 
     def save(self, record: Record) -> Path:
-        """Write a record under its key, whole or not at all."""
+        """Write a record under its key, whole or not at all.
+
+        A failed run never replaces a finished one: it is written into the folder `replaced` then.
+        """
         path = self.raw / f"{record['key']}.json"
+        if record["status"] != "ok" and self.finished(record["key"]) is not None:
+            path = records.free_place(path, self.root, records.REPLACED)
         write(path, json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         return path
 
@@ -434,9 +442,17 @@ def _run_row(record: Record, engine: str, status: str, error: str | None, engine
         "peak_rss_bytes": record.get("peak_rss_bytes"),
         "framework_version": _versions(provenance["versions"]),
         "engine_digest": engine_digest,
+        "training_digest": _training_digest(record),
         "blas": record["blas"].get(engine, ""),
         "python": provenance["python"],
     }
+
+
+def _training_digest(record: Record) -> str | None:
+    """A hash over the data, the network and how it is trained; None where an older record does not say."""
+    asked = record.get("asked", {})
+    names = ("data", "network", "training")
+    return key_of({name: asked[name] for name in names}) if set(names) <= asked.keys() else None
 
 
 def _versions(versions: Mapping[str, str]) -> str:

@@ -317,7 +317,7 @@ def _pairs(runs: pd.DataFrame) -> frozenset[tuple[str, str]]:
 
 
 def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per engine only the runs of its newest source, and of each configuration only the newest run.
+    """Per engine only the runs of its newest source and settings, and of each configuration only the newest run.
 
     Runs from a system image of Julia give way to those without one: their first epochs are not the same quantity.
     """
@@ -325,11 +325,15 @@ def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
     if len(runs):
         newest = runs.groupby("engine")["engine_digest"].transform("last")
         runs = runs[runs["engine_digest"].isna() | (runs["engine_digest"] == newest)]
+    for name in ("training_digest", "dtype"):  # a paper's file may have been changed between two runs
+        if len(runs):
+            asked = runs[name].fillna("")
+            runs = runs[asked == asked.groupby([runs["engine"], runs["measure"]]).transform("last")]
     if len(runs):
         image = with_image(runs)
         whole = image.groupby([runs["engine"], runs["measure"]]).transform("all")
         runs = runs[~image | whole]
-    return runs.drop_duplicates(["engine", "seed", "measure", "dtype"], keep="last")
+    return runs.drop_duplicates(["engine", "seed", "measure"], keep="last")
 
 
 def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
@@ -339,10 +343,9 @@ def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
     raced again since does not count.
     """
     races = races.sort_values("created", kind="stable")
-    digests = {
-        race["key"]: dict(zip(str(race["engine"]).split(","), str(race["engine_digest"]).split(), strict=False))
-        for _, race in races.iterrows()
-    }
+    digests: dict[str, dict[str, str]] = {}
+    for _, entrant in races.iterrows():
+        digests.setdefault(entrant["key"], {})[entrant["engine"]] = entrant["engine_digest"]
     newest = {engine: digest for found in digests.values() for engine, digest in found.items()}
     stale = {key for key, found in digests.items() if any(newest[engine] != found[engine] for engine in found)}
     rows = rows[~rows["key"].isin(stale)]
@@ -355,10 +358,11 @@ def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
 
 
 def _newest_of_each(rows: pd.DataFrame, _: pd.DataFrame) -> pd.DataFrame:
-    """Of each engine the newest run, whole: points of two runs do not make one line."""
+    """Of each engine, and network, the newest run, whole: points of two runs do not make one line."""
     if not len(rows):
         return rows
-    newest = rows.groupby("engine")["created"].transform("max")
+    each = ["engine", *(name for name in ("family", "size") if name in rows)]
+    newest = rows.groupby(each)["created"].transform("max")
     return rows[rows["created"] == newest]
 
 

@@ -128,19 +128,10 @@ def rows(
                     }
                 )
     for threads in (2, 1):
-        found["runs"].append(
-            base
-            | {
-                "key": f"race-{threads}",
-                "engine": ",".join(engines),
-                "label": "Race",
-                "seed": 0,
-                "measure": "race",
-                "threads": threads,
-                "status": "ok",
-                "engine_digest": " ".join(["e" * 64] * len(engines)),
-            }
-        )
+        race = {"key": f"race-{threads}", "seed": 0, "measure": "race", "threads": threads, "status": "ok"}
+        found["runs"] += [
+            base | race | {"engine": engine, "label": LABELS[engine], "engine_digest": "e" * 64} for engine in engines
+        ]
     for family in described.families:
         for place, size in enumerate(family.sizes, start=1):
             for threads in (2, 1):

@@ -319,6 +319,18 @@ sizes_ablation_batch = 4
     assert len(made.rows) == len(rows) and all(row["cnn-norm-2"] or row["technique"] == "batched" for row in made.rows)
 
 
+def test_the_committed_ablation_has_every_network_and_engine() -> None:
+    paper = papers.load_paper("sizes")
+    committed = Tidy.load(papers.PAPERS_DIR.parents[1] / "paper" / "results")
+    rows = committed.tables["sizes_ablation"]
+    networks = {f"{row.family}-{row.size:g}" for row in rows.itertuples()}
+    assert len(networks) == 7
+    made = sizes.sizes_ablation(paper_view(paper, committed))
+    for engine in ("numpy", "julia"):
+        of_engine = [row for row in made.rows if row["engine"] == engine]
+        assert all(any(row[name] is not None for row in of_engine) for name in networks), engine
+
+
 # Growth --------------------------------------------------------------------------------------------------------------
 
 
