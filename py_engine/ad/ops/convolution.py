@@ -212,16 +212,31 @@ Blocks that fit into half of the second level are no faster with one thread, and
 a thread waits for the interpreter.
 """
 
+JOINED = 512
+"""Columns of a product over several samples, at least."""
 
-def blocks(samples: int, each: int) -> list[slice]:
-    """Return slices of `samples` of equal length, with `each` bytes a sample: at most `BLOCK_BYTES`, or one sample."""
-    most = min(max(BLOCK_BYTES // max(each, 1), 1), samples)
+
+def blocks(samples: int, each: int, least: int = 1) -> list[slice]:
+    """Return slices of `samples` of equal length, with `each` bytes a sample.
+
+    They have `BLOCK_BYTES` at most, or `least` samples if these have more.
+    """
+    most = min(max(BLOCK_BYTES // max(each, 1), least), samples)
     size = next((n for n in range(most, 0, -1) if samples % n == 0), 1)
     return [slice(start, start + size) for start in range(0, samples, size)]
 
 
+def _least_samples(rows: int, places: int) -> int:
+    """Return of how many samples the columns are to be one matrix; 1 where each sample's columns are one.
+
+    To bring a product's other matrix into BLAS's order takes time by `rows` of them, and to bring the result of several
+    samples into theirs by `places`.
+    """
+    return -(-JOINED // places) if rows > places > 0 else 1
+
+
 def in_blocks(
-    samples: int, each: int, scratch: Scratch, bind: Callable[[slice, Scratch], Sequence[Call]]
+    samples: int, each: int, scratch: Scratch, bind: Callable[[slice, Scratch], Sequence[Call]], least: int = 1
 ) -> list[Call]:
     """Return the calls that `bind` gives for each of the `blocks` in turn, all with the same scratch memory."""
     calls: list[Call] = []
@@ -231,7 +246,7 @@ def in_blocks(
         memory.append(scratch(shape, dtype))
         return memory[-1]
 
-    for block in blocks(samples, each):
+    for block in blocks(samples, each, least):
         again = iter(memory)
         calls += bind(block, (lambda shape, dtype: next(again)) if calls else first)  # noqa: B023  (used at once)
     return calls
@@ -248,6 +263,9 @@ def _columns(
     scratch: Scratch,
 ) -> Iterator[tuple[slice, list[Call], Array]]:
     """Yield which samples, the calls that make their columns, and these: (samples, groups, C/groups * kernel, outputs).
+
+    Where the columns are longer than there are of a sample, they are those of several, one sample's after the other's:
+    (1, groups, C/groups * kernel, samples * outputs).
 
     Padding that is negative is cut off. All columns are in the same memory, so that each is to be used before the next
     is made. Without padding, where the windows lie like columns, there is no call.
@@ -270,10 +288,16 @@ def _columns(
             return
         except ValueError:
             pass
-    pieces = blocks(samples, groups * rows * places * x.itemsize)
+    least = _least_samples(rows, places)
+    pieces = blocks(samples, groups * rows * places * x.itemsize, least)
     size = pieces[0].stop if pieces else 0
-    memory = scratch((size, channels, *kernel, *outputs), x.dtype)
-    columns = memory.reshape(size, groups, rows, places)
+    if min(least, size) > 1:
+        memory = scratch((channels, *kernel, size, *outputs), x.dtype)
+        columns = memory.reshape(1, groups, rows, size * places)
+        memory = np.moveaxis(memory, 1 + len(kernel), 0)
+    else:
+        memory = scratch((size, channels, *kernel, *outputs), x.dtype)
+        columns = memory.reshape(size, groups, rows, places)
     # The border is written once, here: nothing else ever writes to this memory.
     border = [n + before + after for n, (before, after) in zip(lengths, padding, strict=True)]
     whole = np.zeros((size, channels, *border), x.dtype) if pads else x
@@ -286,6 +310,28 @@ def _columns(
             part = whole
         calls.append(partial(np.copyto, memory, window_view(part, kernel, outputs, stride, dilation)))
         yield block, calls, columns
+
+
+def _products(
+    rows: Array, found: Iterable[tuple[slice, list[Call], Array]], target: Array, scratch: Scratch
+) -> Sequence[Call]:
+    """Return the calls that leave in `target` (N, channels, *outputs) the products of `rows` with all its columns."""
+    calls: list[Call] = []
+    memory: Array | None = None
+    for block, made, columns in found:
+        calls += made
+        part = target[block]
+        shape = (len(columns), *rows.shape[:2], columns.shape[-1])
+        if part.flags.c_contiguous and len(columns) == len(part):
+            calls.append(partial(np.matmul, rows, columns, part.reshape(shape)))
+            continue
+        if memory is None:
+            memory = scratch(shape, target.dtype)
+        product = memory.reshape(part.shape)
+        if len(columns) < len(part):
+            product = memory.reshape(part.shape[1], len(part), *part.shape[2:]).swapaxes(0, 1)
+        calls += [partial(np.matmul, rows, columns, memory), partial(np.copyto, part, product)]
+    return calls
 
 
 def _whole(x: Array, shape: Shape, scratch: Scratch, calls: list[Call]) -> Array:
@@ -332,10 +378,8 @@ def _bind_conv(
     calls: list[Call] = []
     filters, kernel, outputs = weight.shape[0], weight.shape[2:], out.shape[2:]
     rows = _whole(weight, (groups, filters // groups, math.prod(weight.shape[1:])), scratch, calls)
-    result = out.reshape(len(x), groups, filters // groups, math.prod(outputs))
-    for block, made, columns in _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch):
-        calls += [*made, partial(np.matmul, rows, columns, result[block])]
-    return calls
+    found = _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch)
+    return [*calls, *_products(rows, found, out, scratch)]
 
 
 # The gradient by x, by the lowering that is less work:
@@ -427,16 +471,8 @@ def _bind_input_gradient(
         flipped = across[(slice(None), slice(None), slice(None), *(axis.elements for axis in phase))]
         calls.append(partial(np.copyto, rows.reshape(flipped.shape), flipped))
         pads, apart = tuple(axis.padding for axis in phase), tuple(axis.dilation for axis in phase)
-        ones, results = (1,) * len(kernel), None
-        for block, made, columns in _columns(g, pads, taps, counts, ones, apart, groups, scratch):
-            shape = (len(columns), groups, per_group, math.prod(counts))
-            if len(phases) == 1:
-                calls += [*made, partial(np.matmul, rows, columns, out[block].reshape(shape))]
-                continue
-            if results is None:
-                results = scratch(shape, out.dtype)
-            calls += [*made, partial(np.matmul, rows, columns, results)]
-            calls.append(partial(np.copyto, target[block], results.reshape(target[block].shape)))
+        found = _columns(g, pads, taps, counts, (1,) * len(kernel), apart, groups, scratch)
+        calls += _products(rows, found, target, scratch)
     return calls
 
 
@@ -446,17 +482,27 @@ def _add_columns_back(
     calls: list[Call] = []
     n, filters, per_group, kernel = len(g), weight.shape[0], weight.shape[1], weight.shape[2:]
     channels, places, outputs = per_group * groups, math.prod(kernel), g.shape[2:]
+    count = math.prod(outputs)
     # The columns of one element of the kernel lie in one piece: they are added at once.
     rows = scratch((groups, places * per_group, filters // groups), weight.dtype)
     by_place = np.moveaxis(weight.reshape(groups, filters // groups, per_group, *kernel), (1, 2), (-1, -2))
     calls.append(partial(np.copyto, rows.reshape(by_place.shape), by_place))
-    upstream = _whole(g, (n, groups, filters // groups, math.prod(outputs)), scratch, calls)
+    upstream = _whole(g, (n, groups, filters // groups, count), scratch, calls)
+    least = _least_samples(places * per_group, count)
 
     def bind(block: slice, scratch: Scratch) -> list[Call]:
         size = block.stop - block.start
-        columns = scratch((size, groups, places * per_group, math.prod(outputs)), g.dtype)
-        added = columns.reshape(size, groups, *kernel, per_group, *outputs)
-        calls: list[Call] = [partial(np.matmul, rows, upstream[block], columns)]
+        calls: list[Call] = []
+        if min(least, size) > 1:
+            joined = scratch((groups, filters // groups, size, count), g.dtype)
+            calls.append(partial(np.copyto, joined, np.moveaxis(upstream[block], 0, 2)))
+            columns = scratch((groups, places * per_group, size * count), g.dtype)
+            calls.append(partial(np.matmul, rows, joined.reshape(*joined.shape[:2], size * count), columns))
+            added = np.moveaxis(columns.reshape(groups, *kernel, per_group, size, *outputs), 2 + len(kernel), 0)
+        else:
+            columns = scratch((size, groups, places * per_group, count), g.dtype)
+            calls.append(partial(np.matmul, rows, upstream[block], columns))
+            added = columns.reshape(size, groups, *kernel, per_group, *outputs)
         memory = out if len(phases) == 1 else scratch((size, channels, *(axis.count for axis in phases[0])), out.dtype)
         for phase in phases:
             counts = tuple(axis.count for axis in phase)
@@ -470,7 +516,7 @@ def _add_columns_back(
                 calls.append(partial(np.copyto, target, sums))
         return calls
 
-    return calls + in_blocks(n, channels * places * math.prod(outputs) * g.itemsize, scratch, bind)
+    return calls + in_blocks(n, channels * places * count * g.itemsize, scratch, bind, least)
 
 
 def _add_shifted(phase: Sequence[_Phase], kernel: Shape, outputs: Shape, added: Array, sums: Array) -> list[Call]:
@@ -531,14 +577,22 @@ def _bind_weight_gradient(
     calls: list[Call] = []
     n, filters, outputs = g.shape[0], g.shape[1], g.shape[2:]
     rows, places = x.shape[1] // groups * math.prod(kernel), math.prod(outputs)
-    upstream = _whole(g, (n, groups, filters // groups, places), scratch, calls).swapaxes(2, 3)
+    upstream = _whole(g, (n, groups, filters // groups, places), scratch, calls)
     total = scratch((groups, rows, filters // groups), out.dtype)
     calls.append(partial(np.ndarray.fill, total, 0))
     products: Array | None = None
+    joined: Array | None = None
     for block, made, columns in _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch):
+        calls += made
+        of_block = upstream[block]
+        if len(columns) < len(of_block):
+            if joined is None:
+                joined = scratch((groups, filters // groups, len(of_block), places), g.dtype)
+            calls.append(partial(np.copyto, joined, np.moveaxis(of_block, 0, 2)))
+            of_block = joined.reshape(1, *joined.shape[:2], len(of_block) * places)
         if products is None:
             products = scratch((len(columns), *total.shape), out.dtype)
-        calls += [*made, partial(np.matmul, columns, upstream[block], products)]
+        calls.append(partial(np.matmul, columns, of_block.swapaxes(2, 3), products))
         calls += [partial(np.add, total, product, total) for product in products]
     result = out.reshape(groups, filters // groups, rows)
     calls.append(partial(np.copyto, result, total.swapaxes(1, 2)))
