@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from py_engine.ad import ops
 from py_engine.ad.op import here
@@ -434,10 +433,9 @@ class Dropout(Layer, op="dropout"):
 
     Attributes:
         rank: which of the processes that train together this is; the trainer sets it.
+        calls: how often it was called in training.
+        traced: of the copies traced last the scope and the stream, which a trainer takes over.
     """
-
-    _WORDS = 6
-    """Of a stream's state: two numbers of 128 bits, and what is left of the last draw."""
 
     def __init__(self, rate: float, seed: int = 0, name: str | None = None) -> None:
         super().__init__(name)
@@ -447,9 +445,8 @@ class Dropout(Layer, op="dropout"):
         self.rate = float(rate)
         self.seed = seed
         self.rank = 0
-        self._calls = 0
-        self._streams: list[np.random.Generator] = []
-        self._loaded = np.zeros((0, self._WORDS), np.uint64)
+        self.calls = 0
+        self.traced: list[tuple[str, np.random.Generator]] = []
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """The same."""
@@ -459,47 +456,15 @@ class Dropout(Layer, op="dropout"):
         """Off outside training."""
         if not training:
             return x
-        self._calls += 1
-        of_rank = f"/{self.rank}" if self.rank else ""
-        generator = stream(self.seed, f"{STATE.scope}/{self._calls}{of_rank}")
+        self.calls += 1
+        generator = self.new_stream(STATE.scope, self.calls)
         if x.data is None:  # one for each traced copy; an eager call's is never used again
-            self._streams.append(generator)
-            self._restore(len(self._streams) - 1)
+            self.traced.append((STATE.scope, generator))
         return ops.dropout(x, self.rate, generator)
 
-    def state(self) -> NDArray[np.uint64]:
-        """Where the streams of all traced copies are, (copies, 6), in the order in which they were traced.
-
-        Behind them those of a loaded state whose copies have not been traced yet.
-        """
-        traced = np.array([_words(generator) for generator in self._streams], np.uint64).reshape(-1, self._WORDS)
-        return np.concatenate([traced, self._loaded[len(traced) :]])
-
-    def load_state(self, state: NDArray[np.uint64]) -> None:
-        """Let the streams go on from a `state`; a copy that is traced later goes on from its own part of it."""
-        if state.ndim != 2 or state.shape[1] != self._WORDS or state.dtype != np.uint64:
-            raise ConfigurationError(
-                f"Dropout: expected a state (copies, {self._WORDS}) of uint64, actual {state.shape} of {state.dtype}"
-            )
-        self._loaded = state.copy()
-        for index in range(len(self._streams)):
-            self._restore(index)
-
-    def _restore(self, index: int) -> None:
-        if index >= len(self._loaded):
-            return
-        words = list(map(int, self._loaded[index]))
-        bits = self._streams[index].bit_generator
-        numbers = {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3]}
-        bits.state = {**bits.state, "state": numbers, "has_uint32": words[4], "uinteger": words[5]}
-
-
-def _words(generator: np.random.Generator) -> list[int]:
-    """The state of a stream as words of 64 bits."""
-    state: Mapping[str, Any] = generator.bit_generator.state
-    numbers = (state["state"]["state"], state["state"]["inc"])
-    halves = [half for number in numbers for half in (number >> 64, number & (1 << 64) - 1)]
-    return [*halves, state["has_uint32"], state["uinteger"]]
+    def new_stream(self, scope: str, number: int) -> np.random.Generator:
+        """The stream of this number of the layer in this place of a chain."""
+        return stream(self.seed, f"{scope}/{number}{f'/{self.rank}' if self.rank else ''}")
 
 
 # State that training changes by itself --------------------------------------------------------------------

@@ -166,8 +166,8 @@ class LazyUpdates:
             now, before = self._optimizer.steps, self._optimizer.steps - len(self._factors)
             flushes = now // FLUSHED_EVERY > before // FLUSHED_EVERY
             self._share_out(partial(self._catch_up, self._pending(), flushes), len(self._matrix))
+            self._factors.clear()  # first: an interrupt between the two must not let these steps be done again
             self._since.fill(0)
-            self._factors.clear()
 
     def _catch_up(self, now: PendingUpdates, flushes: bool, part: slice) -> None:
         length = max(1, BLOCKS[self._team is not None] // self._matrix.shape[1])

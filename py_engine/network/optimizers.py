@@ -66,7 +66,7 @@ class Optimizer(ABC):
 
     Use: ``bind`` once to the vector that is to be trained, then ``step`` after every gradient.
 
-    - `learning_rate` can be set at any time and holds from the next step on.
+    - All settings can be set at any time and hold from the next step on.
     - `weight_decay` adds ``weight_decay * parameters`` to the gradient (in `AdamW` it is decoupled from it).
     - `clip_value` limits every element of the gradient to ±`clip_value`; `clip_norm` then limits the norm of
       the whole gradient. Clipping changes the gradient vector in place, otherwise it is only read.
@@ -204,6 +204,19 @@ class Optimizer(ABC):
 
     # How it works.
 
+    def _keep(self, names: tuple[str, ...]) -> None:
+        """Keep these arrays between steps from now on; new ones are zeros."""
+        self.state_names = names
+        if self._vector is not None and tuple(self._state) != names:
+            before, vector = self._state, self._vector
+            self._state = {name: before[name] if name in before else np.zeros_like(vector) for name in names}
+            self._gradient = None  # so that blocks are cut anew
+
+    def _rescale(self, name: str, factor: float) -> None:
+        """Change the unit in which an array of the state is kept."""
+        if name in self._state and factor != 1.0:
+            np.multiply(self._state[name], factor, out=self._state[name])
+
     @property
     def _name(self) -> str:
         return type(self).__name__
@@ -328,11 +341,20 @@ class SGD(Optimizer):
         clip_value: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay=weight_decay, clip_norm=clip_norm, clip_value=clip_value)
-        self.momentum = self._number("momentum", momentum, at_least=0.0, below=1.0)
+        self.momentum = momentum
         self.nesterov = bool(nesterov)
         if self.nesterov and not self.momentum:
             raise ConfigurationError("SGD: nesterov needs a momentum above 0")
-        self.state_names = ("velocity",) if self.momentum else ()
+
+    @property
+    def momentum(self) -> float:
+        """The part of the velocity that is kept from one step to the next."""
+        return self._momentum
+
+    @momentum.setter
+    def momentum(self, value: float) -> None:
+        self._momentum = self._number("momentum", value, at_least=0.0, below=1.0)
+        self._keep(("velocity",) if self._momentum else ())
 
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         rate = self.learning_rate
@@ -370,10 +392,32 @@ class RMSProp(Optimizer):
         clip_value: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay=weight_decay, clip_norm=clip_norm, clip_value=clip_value)
-        self.alpha = self._number("alpha", alpha, at_least=0.0, below=1.0)
+        self.alpha = alpha
         self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
-        self.momentum = self._number("momentum", momentum, at_least=0.0, below=1.0)
-        self.state_names = ("square", "velocity") if self.momentum else ("square",)
+        self.momentum = momentum
+
+    @property
+    def alpha(self) -> float:
+        """The part of the mean square that is kept from one step to the next."""
+        return self._alpha
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        before = getattr(self, "_alpha", 0.0)
+        self._alpha = self._number("alpha", value, at_least=0.0, below=1.0)
+        smaller = (1.0 - before) / (1.0 - self._alpha)
+        self._rescale("square", smaller)
+        self._rescale("velocity", math.sqrt(1.0 / smaller))
+
+    @property
+    def momentum(self) -> float:
+        """The part of the velocity that is kept from one step to the next."""
+        return self._momentum
+
+    @momentum.setter
+    def momentum(self, value: float) -> None:
+        self._momentum = self._number("momentum", value, at_least=0.0, below=1.0)
+        self._keep(("square", "velocity") if self._momentum else ("square",))
 
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         square, *velocity = state
@@ -411,15 +455,27 @@ class Adam(Optimizer):
         clip_value: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay=weight_decay, clip_norm=clip_norm, clip_value=clip_value)
+        self.betas = betas
+        self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """The parts of the mean and of the mean square that are kept from one step to the next."""
+        return self._betas
+
+    @betas.setter
+    def betas(self, value: tuple[float, float]) -> None:
         try:
-            beta1, beta2 = betas
+            beta1, beta2 = value
         except (TypeError, ValueError):
-            raise ConfigurationError(f"{self._name}: betas must be two numbers, actual {betas!r}") from None
-        self.betas = (
+            raise ConfigurationError(f"{self._name}: betas must be two numbers, actual {value!r}") from None
+        before = getattr(self, "_betas", (0.0, 0.0))
+        self._betas = (
             self._number("betas[0]", beta1, at_least=0.0, below=1.0),
             self._number("betas[1]", beta2, at_least=0.0, below=1.0),
         )
-        self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
+        for name, old, new in zip(("mean", "square"), before, self._betas, strict=True):
+            self._rescale(name, (1.0 - old) / (1.0 - new))
 
     @property
     def allows_lazy_updates(self) -> bool:

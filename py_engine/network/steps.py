@@ -102,6 +102,7 @@ class Shard:
     Attributes:
         rows: for each parameter whose gradient is left sparse, the equation that would make it, its inputs' arrays.
         looked_up: those of them of which nothing but rows is used, whose numbers are ids in the samples.
+        unused: the parameters that the loss does not depend on, such as an LSTM's `recurrent` in one step.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Shard:
     ) -> None:
         program, gradients_of, updates = traced
         named = dict(zip(gradients_of, program.outputs[1:], strict=False))
+        self.unused = [name for name in gradient.arrays if name not in named]
         if sparse:  # which op makes a gradient is known only once it is fused
             program = rewritten(program, techniques)
         value, *news = program.outputs[0], *program.outputs[1 + len(named) :]
@@ -206,6 +208,8 @@ class Replay:
         self.lazy = lazy if all(lazy in shard.looked_up for shard in shards) else None
         first, *others = shards
         self._leave: list[list[Call]] = [[] for _ in shards]
+        # Steps of other lengths of sequences leave a gradient in the same vector.
+        self._leave[0] += [partial(first.gradient.arrays[name].fill, 0) for name in first.unused]
         added: list[list[Call]] = [[] for _ in shards]
         for name, (last, _) in first.rows.items():
             assert last.op.sum_rows is not None
@@ -283,7 +287,8 @@ class Replay:
             return
         assert self._team is not None
         with nullcontext() if self._meeting is None else self._meeting.running():
-            self._team.run([partial(self._meet, do, k) for k in range(len(self.shards))])
+            leave = (lambda: None) if self._meeting is None else self._meeting.leave
+            self._team.run([partial(self._meet, do, k) for k in range(len(self.shards))], leave)
 
     def _meet(self, do: Callable[[int], None], k: int) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A team of threads that runs one task per thread, again and again, at the cost of two semaphores.
+"""A team of threads that runs one task per thread, again and again, at the cost of two locks.
 
 And `Trials`, which find out which way of using threads is the fastest.
 """
@@ -64,50 +64,56 @@ class Trials(Generic[Way]):
 
 
 class Team:
-    """`size` threads, the caller's own among them. numpy releases the interpreter's lock in long calls."""
+    """`size` threads, the caller's among them. numpy releases the interpreter's lock in long calls."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._tasks: Sequence[Task] = ()
         self._errors: list[BaseException] = []
-        self._go = [threading.Semaphore(0) for _ in range(size - 1)]
-        self._left = 0
-        self._counting = threading.Lock()
-        self._done = threading.Semaphore(0)
+        self._go = [threading.Lock() for _ in range(size - 1)]
+        """For each further thread, released when it has a task."""
+        self._started = self._finished = 0
+        """How many of the further threads have a task in this run, and how many have done it."""
+        self._finishing = threading.Lock()
+        self._done = threading.Lock()
+        """Released when a thread has done its task."""
         self._closed = False
-        for i in range(size - 1):
+        for i, go in enumerate(self._go):
+            go.acquire()
             threading.Thread(target=self._work, args=(i,), daemon=True, name=f"py_engine-{i + 1}").start()
+        self._done.acquire()
 
-    def run(self, tasks: Sequence[Task]) -> None:
-        """Run at most `size` tasks, each in a thread of its own, and return when all are done.
+    def run(self, tasks: Sequence[Task], failed: Callable[[], Any] = lambda: None) -> None:
+        """Run at most `size` tasks, each in its thread, and return when all are done, even where that is interrupted.
 
-        An exception in one of them is raised here, after the others have finished.
+        An exception in one of them is raised here, after the others have finished. One in the caller's thread, or an
+        interrupt, calls `failed` first: others may wait for what that thread does not do now.
         """
         self._tasks, self._errors = tasks, []
-        self._left = len(tasks) - 1
-        for i in range(len(tasks) - 1):
-            self._go[i].release()
+        self._started = self._finished = 0
+        interrupt: KeyboardInterrupt | None = None
         try:
+            for number, go in enumerate(self._go[: len(tasks) - 1], 1):
+                self._started = number  # an interrupt is raised after a call, so not between this line and the next
+                go.release()
             tasks[0]()
+        except BaseException:
+            failed()
+            raise
         finally:
-            try:
-                self._wait()
-            finally:
-                self._tasks = ()  # the threads wait on, and must not keep what the tasks hold
+            # No thread may be left: it writes what the caller reads next. And none keeps what its task holds.
+            while self._finished < self._started:
+                try:
+                    while self._finished < self._started:
+                        self._done.acquire()
+                except KeyboardInterrupt as raised:
+                    interrupt = raised
+            self._tasks = ()
+        if interrupt is not None:
+            raise interrupt
         if self._errors:
             error, self._errors = self._errors[0], []
             raise error
-
-    def _wait(self) -> None:
-        """Wait until no other thread works, even where that is interrupted: they write what the caller goes on with."""
-        interrupt: KeyboardInterrupt | None = None
-        while self._left:
-            try:
-                self._done.acquire()
-            except KeyboardInterrupt as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
 
     def close(self) -> None:
         """End the threads."""
@@ -125,6 +131,7 @@ class Team:
             except BaseException as error:  # handed to the thread that waits
                 self._errors.append(error)
             finally:
-                with self._counting:
-                    self._left -= 1
-                self._done.release()
+                with self._finishing:
+                    self._finished += 1
+                    if self._done.locked():
+                        self._done.release()

@@ -16,7 +16,7 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +39,7 @@ from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ParameterError, ShapeError
 from py_engine.network import losses
 from py_engine.network.chain import Chain
+from py_engine.network.dropout_streams import DropoutStreams
 from py_engine.network.layers import Dropout
 from py_engine.network.lazy_updates import LOOKED_UP, WINDOW, LazyUpdates
 from py_engine.network.metrics import Accuracy, Mean
@@ -129,8 +130,10 @@ class Trainer:
                 "which each process would know a part: train it in one process"
             )
         self._batch = self.batch_size if self.parallel is None else self.parallel.part(self.batch_size)[1]
-        for layer in self._dropouts().values():
+        dropouts = {name: layer for name, layer in chain.layers.items() if isinstance(layer, Dropout)}
+        for layer in dropouts.values():
             layer.rank = self._rank
+        self._streams = DropoutStreams(dropouts)
         self.parameters = chain.parameters
         self._gradient = self.parameters.zeros_like()
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
@@ -192,6 +195,8 @@ class Trainer:
         # one comes first: streams of dropout layers are numbered in that order.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
         steps = {samples: self._step(samples, x, y) for samples in sorted(sizes, reverse=True)}
+        for samples in steps:
+            self._streams.train(self._key(samples, x, y))
         self._planned = whole = before = steps[max(sizes)]
         with (
             self._blas_threads(whole.threads.ways[0].blas),
@@ -235,14 +240,9 @@ class Trainer:
         step = self._planned
         if not isinstance(step, Replay):
             return []
-        streams = {name: layer.state() for name, layer in self._dropouts().items()}
         self._zeroed = None
-        try:
-            with self._blas_threads(step.threads.ways[0].blas):
-                found, sums = step.costs()
-        finally:
-            for name, layer in self._dropouts().items():
-                layer.load_state(streams[name])
+        with self._streams.unchanged(), self._blas_threads(step.threads.ways[0].blas):
+            found, sums = step.costs()
         if self._updates:
             vectors = 2 * (1 + len(self.optimizer.state_names)) + len(step.shards)
             seconds = sums + sum(self._updates) / len(self._updates) / self.accumulate
@@ -276,17 +276,17 @@ class Trainer:
         """
         found = self._own_state()
         if self.parallel is not None:
-            for name in self._dropouts():
+            for name in self._streams.layers:
                 streams = self.parallel.gather(found[f"dropout.{name}"])
                 copies = max(map(len, streams))
                 found[f"dropout.{name}"] = np.stack([np.pad(a, ((0, copies - len(a)), (0, 0))) for a in streams])
         return found
 
     def _own_state(self) -> dict[str, NDArray[Any]]:
-        if not self.techniques.replay and self._dropouts():
+        if not self.techniques.replay and self._streams.layers:
             raise ConfigurationError("eager steps of a dropout layer can't be resumed: switch the technique replay on")
         found = {f"optimizer.{name}": array for name, array in self.optimizer.state().items()}
-        found |= {f"dropout.{name}": layer.state() for name, layer in self._dropouts().items()}
+        found |= {f"dropout.{name}": streams for name, streams in self._streams.state().items()}
         if self.accumulate > 1:
             found |= {"pending": np.array(self._pending, np.int64), "total": self._total.vector.copy()}
         return found
@@ -298,10 +298,11 @@ class Trainer:
             self.accumulate > 1 and state["total"].shape != self._total.vector.shape
         ):
             raise ParameterError(f"Trainer.load_state: expected {', '.join(expected)}; found {', '.join(state)}")
+        streams = {name: self._own_streams(state[f"dropout.{name}"]) for name in self._streams.layers}
+        self._streams.check(streams)
         prefix = "optimizer."
         self.optimizer.load_state({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
-        for name, layer in self._dropouts().items():
-            layer.load_state(self._own_streams(state[f"dropout.{name}"]))
+        self._streams.load_state(streams)
         if self.accumulate > 1:
             self._pending = int(state["pending"])
             self._total.vector[...] = state["total"]
@@ -312,14 +313,11 @@ class Trainer:
         if self._rank >= len(ranks):
             return ranks[0, :0]
         own: NDArray[Any] = ranks[self._rank]
-        return own[own.any(axis=-1)]
+        return own[own.any(axis=-1)] if own.ndim == 2 else own
 
     @property
     def _rank(self) -> int:
         return 0 if self.parallel is None else self.parallel.rank
-
-    def _dropouts(self) -> dict[str, Dropout]:
-        return {name: layer for name, layer in self.chain.layers.items() if isinstance(layer, Dropout)}
 
     # Evaluation -------------------------------------------------------------------------------------------
 
@@ -350,6 +348,7 @@ class Trainer:
             self._threads.close()
             self._threads = None
         self._steps.clear()
+        self._streams.forget()
         self._planned = None
         self._forwards.clear()
 
@@ -454,15 +453,17 @@ class Trainer:
         vector = self.parameters.vector
         team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
         before = perf_counter() - self._gathering
-        if self._lazy is None:
-            self.optimizer.step(vector, self._total.vector, team)
-        else:
-            self.optimizer.step(vector, self._total.vector, team, self._lazy.part)
-            self._lazy.update()
+        try:
+            if self._lazy is None:
+                self.optimizer.step(vector, self._total.vector, team)
+            else:
+                self.optimizer.step(vector, self._total.vector, team, self._lazy.part)
+                self._lazy.update()
+        finally:  # of an update that fails nothing is left for the next one
+            if self.accumulate > 1:
+                self._pending = 0
+                self._total.vector[...] = 0
         self._updates.append(perf_counter() - before)
-        if self.accumulate > 1:
-            self._total.vector[...] = 0
-            self._pending = 0
 
     def _check(self, step: Step, loss: float, number: int) -> None:
         """Raise if the loss or the gradient is not finite, before they reach the parameters."""
@@ -498,11 +499,15 @@ class Trainer:
         team.run([partial(add, part) for part in stretches(vector.size, team.size)])
         return sum(found)
 
+    @staticmethod
+    def _key(samples: int, x: Array, y: Array) -> Hashable:
+        return samples, x.shape[1:], y.shape[1:]
+
     def _step(self, samples: int, x: Array, y: Array) -> Step:
         """Return the step for batches of this many samples, planned when it is first needed."""
-        key = samples, x.shape[1:], y.shape[1:]
+        key = self._key(samples, x, y)
         if key not in self._steps:
-            with self._blas_threads(self.threads):
+            with self._blas_threads(self.threads), self._streams.tracing(key):
                 step = make_step(
                     *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),
                     self._lazy_parameter(samples, x),
@@ -544,16 +549,13 @@ class Trainer:
         What is trained does not depend on what a clock says, then. Products of some lengths are rounded in another way
         when threads share them; in a long step they are so large that threads are worth it.
         """
-        threads, streams = step.threads, {name: layer.state() for name, layer in self._dropouts().items()}
+        threads = step.threads
         made: list[tuple[float, int]] = []
         for use in threads.ways:
             self._use(step, use)
             start = perf_counter()
-            try:
+            with self._streams.unchanged():
                 loss = self._run(step, x, y, rows)
-            finally:
-                for name, layer in self._dropouts().items():
-                    layer.load_state(streams[name])
             seconds = perf_counter() - start
             made.append((loss, checksum(self._gradient.vector)))
             if seconds > LONG_STEP:
@@ -605,6 +607,8 @@ class Trainer:
     # Checks, before anything is computed ------------------------------------------------------------------
 
     def _samples(self, x: ArrayLike) -> Array:
+        if self.chain.parameters is not self.parameters:
+            raise ConfigurationError("the chain's layers were changed after this trainer was made; make a new trainer")
         array = np.asarray(x)
         embedding = self.chain.takes_ids
         if embedding is not None and array.dtype.kind not in "iu":
@@ -630,8 +634,6 @@ class Trainer:
         return ids
 
     def _data(self, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-        if self.chain.parameters is not self.parameters:
-            raise ConfigurationError("the chain's layers were changed after this trainer was made; make a new trainer")
         samples = self._samples(x)
         if not len(samples):
             raise ShapeError("there are no samples")

@@ -258,6 +258,43 @@ def test_an_interrupt_leaves_all_rows_as_after_the_last_step(data, monkeypatch, 
     trainer.close(), again.close()
 
 
+def test_an_interrupt_after_all_rows_are_up_to_date_does_not_update_them_again(rng):
+    class Once(np.ndarray):
+        def fill(self, value):
+            np.ndarray.fill(self, value)
+            if not interrupted:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+
+    found = []
+    start, interrupted = rng.standard_normal(512).astype(np.float32), [True]
+    for interrupts in (False, True):
+        vector, gradient = start.copy(), np.zeros(512, np.float32)
+        optimizer = Adam(0.01)
+        optimizer.bind(vector)
+        shape, part = (64, 8), slice(0, 512)
+        arrays = [vector.reshape(shape), *optimizer.state_of(vector, part)]
+        lazy = lazy_updates.LazyUpdates(optimizer, part, arrays, gradient.reshape(shape), None)
+        for step in range(5):
+            ids = np.array([step, step + 1])
+            lazy.gather(ids)
+            lazy.clear()
+            gradient.reshape(shape)[ids] = 1
+            lazy.squares()
+            optimizer.step(vector, gradient, None, part)
+            lazy.update()
+        if interrupts:
+            interrupted.clear()
+            lazy._since = lazy._since.view(Once)
+            with pytest.raises(KeyboardInterrupt):
+                lazy.catch_up()
+        lazy.catch_up()
+        found.append((vector, optimizer.state()))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    for name, array in found[0][1].items():
+        np.testing.assert_array_equal(found[1][1][name], array)
+
+
 def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, gathers):
     chains = [text_chain(), text_chain()]
     first, second = (Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001)) for chain in chains)

@@ -71,6 +71,69 @@ def test_twenty_steps_equal_torch(ours, name, settings, block, monkeypatch):
     np.testing.assert_allclose(run(ours, start, gradients), parameter.detach().numpy(), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("ours", "name", "settings", "later"),
+    [
+        (SGD(0.1), "SGD", {"lr": 0.1}, {"momentum": 0.9}),
+        (SGD(0.1, 0.9), "SGD", {"lr": 0.1, "momentum": 0.9}, {"momentum": 0.0}),
+        (SGD(0.1, 0.9), "SGD", {"lr": 0.1, "momentum": 0.9}, {"nesterov": True, "weight_decay": 0.1}),
+        (RMSProp(0.01), "RMSprop", {"lr": 0.01}, {"alpha": 0.8, "eps": 1e-4}),
+        (RMSProp(0.01, momentum=0.5), "RMSprop", {"lr": 0.01, "momentum": 0.5}, {"alpha": 0.9, "momentum": 0.8}),
+        (Adam(0.01), "Adam", {"lr": 0.01}, {"betas": (0.8, 0.95)}),
+        (Adam(0.01, (0.0, 0.9)), "Adam", {"lr": 0.01, "betas": (0.0, 0.9)}, {"betas": (0.95, 0.99), "eps": 1e-3}),
+        (AdamW(0.01), "AdamW", {"lr": 0.01, "weight_decay": 0.01}, {"betas": (0.85, 0.999), "weight_decay": 0.2}),
+    ],
+    ids=str,
+)
+def test_settings_that_change_between_steps_equal_torch(ours, name, settings, later):
+    torch = pytest.importorskip("torch")
+    start, gradients = problem()
+    parameter = torch.tensor(start, requires_grad=True)
+    theirs = getattr(torch.optim, name)([parameter], **settings)
+    vector = start.copy()
+    ours.bind(vector)
+    for step, gradient in enumerate(gradients):
+        if step == 8:
+            theirs.param_groups[0].update(later)
+            for setting, value in later.items():
+                setattr(ours, setting, value)
+        parameter.grad = torch.tensor(gradient)
+        theirs.step()
+        ours.step(vector, gradient)
+    np.testing.assert_allclose(vector, parameter.detach().numpy(), rtol=1e-12, atol=1e-13)
+
+
+def test_momentum_that_is_switched_on_collects_from_then_on():
+    start, gradients = problem()
+    late, vector = RMSProp(0.01), start.copy()
+    late.bind(vector)
+    for gradient in gradients[:5]:
+        late.step(vector, gradient)
+    late.momentum = 0.9
+    other, copy = RMSProp(0.01, momentum=0.9), vector.copy()
+    other.bind(copy)
+    other.load_state({**late.state(), "velocity": np.zeros_like(copy)})
+    for gradient in gradients[5:]:
+        late.step(vector, gradient)
+        other.step(copy, gradient)
+    np.testing.assert_array_equal(vector, copy)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "setting", "value"),
+    [
+        (SGD(), "momentum", 1.0), (RMSProp(), "momentum", -0.1), (RMSProp(), "alpha", "0.9"),
+        (Adam(), "betas", 0.9), (Adam(), "betas", (0.9, 1.0)), (AdamW(), "betas", (np.nan, 0.9)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_and_the_one_before_stays(optimizer, setting, value):
+    before = getattr(optimizer, setting)
+    with pytest.raises(ConfigurationError, match=setting):
+        setattr(optimizer, setting, value)
+    assert getattr(optimizer, setting) == before
+
+
 @pytest.mark.parametrize("limit", [0.5, 1e6])
 @pytest.mark.parametrize("kind", ["clip_norm", "clip_value"])
 def test_clipping_equals_torch(kind, limit):

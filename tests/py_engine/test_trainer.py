@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import itertools
 import threading
-import time
 import tracemalloc
 import weakref
 from dataclasses import replace
@@ -52,7 +50,6 @@ from py_engine.network import threads as threads_module
 from py_engine.network import trainer as trainer_module
 from py_engine.network.optimizers import SPLIT_FROM as SPLIT_OPTIMIZER_FROM
 from py_engine.network.steps import SPLIT_FROM, make_step
-from py_engine.network.threads import Team
 
 SAMPLES, STEPS, FEATURES, CLASSES = 61, 3, 5, 4
 
@@ -387,34 +384,6 @@ def test_parts_of_a_batch_share_a_plan_where_one_suits_both(rng, monkeypatch, sa
     np.testing.assert_array_equal(losses, apart[0])
     np.testing.assert_array_equal(parameters, apart[1])
     assert not apart[2]
-
-
-def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():
-    team = Team(2)
-    done = []
-    with pytest.raises(ZeroDivisionError):
-        team.run([lambda: done.append(1), lambda: 1 / 0])
-    team.run([lambda: done.append(2), lambda: done.append(3)])
-    team.close()
-    assert sorted(done) == [1, 2, 3]
-
-
-def test_a_team_that_is_interrupted_while_it_waits_ends_its_work_first():
-    team, done = Team(2), []
-
-    def interrupts():
-        _thread.interrupt_main()
-        time.sleep(0.2)
-        done.append(True)
-        raise ValueError("of a run that nobody waits for")
-
-    with pytest.raises(KeyboardInterrupt):
-        team.run([lambda: time.sleep(0.05), interrupts])
-    assert done
-    for _ in range(3):
-        team.run([lambda: done.append(1), lambda: done.append(2)])
-    assert sorted(done) == [1, 1, 1, True, 2, 2, 2]
-    team.close()
 
 
 @pytest.mark.parametrize(("value", "ends"), [(np.nan, True), (np.inf, True), (1e30, False)])
@@ -948,9 +917,70 @@ def test_changed_layers_need_a_new_trainer(batch):
     chain = recurrent_chain()
     trainer = Trainer(chain, threads=1)
     chain.append(Dense(CLASSES, CLASSES))
-    with pytest.raises(ConfigurationError, match="new trainer"):
-        trainer.train_epoch(*batch)
+    for ask in (trainer.train_epoch, trainer.evaluate, trainer.loss_and_gradients):
+        with pytest.raises(ConfigurationError, match="new trainer"):
+            ask(*batch)
     Trainer(chain, threads=1).train_epoch(*batch)
+
+
+def test_a_prediction_is_not_that_of_the_layers_before(batch):
+    chain = recurrent_chain()
+    trainer = Trainer(chain, threads=1)
+    trainer.predict(batch[0])
+    chain.append(Activation("relu"))
+    with pytest.raises(ConfigurationError, match="new trainer"):
+        trainer.predict(batch[0])
+
+
+@pytest.mark.parametrize(("threads", "split"), [(1, False), (2, True)])
+@pytest.mark.parametrize("layer", [RNN, LSTM, GRU])
+def test_a_parameter_without_a_gradient_at_one_length_has_none_after_another_length(rng, layer, threads, split):
+    """A single step of a recurrent layer does not read `recurrent`."""
+    chain = Chain(layer(FEATURES, 4), Dense(4, CLASSES), seed=0)
+    name = next(name for name in chain.parameters.arrays if name.endswith("recurrent"))
+    how = Techniques(split_batch=split)
+    trainer = Trainer(chain, batch_size=8, threads=threads, optimizer=SGD(0.1), techniques=how)
+    x, y = rng.standard_normal((8, 5, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, 8)
+    short = np.ascontiguousarray(x[:, :1])
+    assert not trainer.loss_and_gradients(short, y)[1][name].any()
+    assert trainer.loss_and_gradients(x, y)[1][name].any()
+    assert not trainer.loss_and_gradients(short, y)[1][name].any()
+    trainer.train_epoch(x, y)
+    before = chain.parameters.arrays[name].copy()
+    trainer.train_epoch(short, y)
+    np.testing.assert_array_equal(chain.parameters.arrays[name], before)
+    trainer.close()
+
+
+def test_of_an_accumulated_update_that_fails_nothing_is_left(monkeypatch):
+    good = np.array([[1], [2], [1], [2]], np.float32), np.array([0, 1, 0, 1])
+    bad = good[0].copy()
+    bad[2:] = 1e25  # the gradient is finite, its norm is not
+
+    def make(**options):
+        return Trainer(Chain(Dense(1, 2), seed=0), optimizer=SGD(0.1, **options), batch_size=2, accumulate=2, threads=1)
+
+    trainer, expected = make(clip_norm=1.0), make(clip_norm=1.0)
+    with pytest.raises(NonFiniteError, match="norm"):
+        trainer.train_epoch(bad, good[1])
+    trainer.train_epoch(*good)
+    expected.train_epoch(*good)
+    np.testing.assert_array_equal(trainer.parameters.vector, expected.parameters.vector)
+
+    trainer = make()
+    with monkeypatch.context() as patch:
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr(trainer.optimizer, "_update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train_epoch(*good)
+    before = trainer.parameters.vector.copy()
+    trainer.train_epoch(good[0][:2], good[1][:2])
+    np.testing.assert_array_equal(trainer.parameters.vector, before)
+    trainer.train_epoch(good[0][:2], good[1][:2])
+    assert (trainer.parameters.vector != before).any()
 
 
 @pytest.mark.parametrize(

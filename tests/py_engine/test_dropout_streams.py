@@ -1,0 +1,144 @@
+"""A resumed training draws the masks of the undisturbed one, whatever was asked of the trainer meanwhile."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from py_engine.ad.techniques import Techniques
+from py_engine.errors import ParameterError
+from py_engine.network import Adam, Chain, Dense, Dropout, Trainer
+
+ROWS, BATCH = 22, 8
+
+
+@pytest.fixture
+def data(rng):
+    return rng.standard_normal((ROWS, 6)).astype(np.float32), rng.integers(0, 3, ROWS)
+
+
+def new_chain():
+    return Chain(Dense(6, 16, "relu"), Dropout(0.5), Dense(16, 8), Dropout(0.2), Dense(8, 3), seed=0)
+
+
+def new_trainer(chain=None, threads=1, split=False):
+    chain = new_chain() if chain is None else chain
+    how = Techniques(split_batch=split)
+    return Trainer(chain, batch_size=BATCH, threads=threads, optimizer=Adam(0.01), techniques=how)
+
+
+def assert_resumes(trainer, resumed, data, before=lambda trainer: None):
+    """Whether both train alike from here on, once what `before` does is done to the second one."""
+    if resumed.chain is not trainer.chain:
+        resumed.parameters.vector[...] = trainer.parameters.vector
+    state, vector = trainer.state(), trainer.parameters.vector.copy()
+    resumed.load_state(state)
+    before(resumed)
+    expected = [trainer.train_epoch(*data) for _ in range(2)], trainer.parameters.vector.copy()
+    resumed.parameters.vector[...] = vector
+    found = [resumed.train_epoch(*data) for _ in range(2)], resumed.parameters.vector.copy()
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+    for name, array in trainer.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], array)
+    trainer.close(), resumed.close()
+
+
+@pytest.mark.parametrize(("threads", "split"), [(1, False), (2, True)])
+def test_a_copy_of_a_chain_that_was_trained_resumes(data, threads, split):
+    trainer = new_trainer(None, threads, split)
+    trainer.train_epoch(*data)
+    assert_resumes(trainer, new_trainer(copy.deepcopy(trainer.chain), threads, split), data)
+
+
+def test_another_trainer_of_the_same_chain_resumes(data):
+    trainer = new_trainer()
+    trainer.train_epoch(*data)
+    other = new_trainer(trainer.chain)
+    other.train_epoch(*data)
+    assert_resumes(trainer, other, data)
+
+
+def probe(trainer, data, rows):
+    trainer.loss_and_gradients(data[0][:rows], data[1][:rows])
+
+
+@pytest.mark.parametrize("rows", [3, BATCH, ROWS])
+def test_asking_for_gradients_of_any_batch_leaves_a_state_to_resume_from(data, rows):
+    """Those of a batch of the trained size draw from the stream of the training, which the state then has."""
+    trainer = new_trainer()
+    probe(trainer, data, rows)
+    trainer.train_epoch(*data)
+    probe(trainer, data, rows)
+    assert_resumes(trainer, new_trainer(), data)
+
+
+@pytest.mark.parametrize("rows", [3, ROWS])
+def test_asking_a_resumed_trainer_for_gradients_of_other_batches_changes_nothing(data, rows):
+    trainer = new_trainer()
+    trainer.train_epoch(*data)
+    assert_resumes(trainer, new_trainer(), data, lambda resumed: probe(resumed, data, rows))
+
+
+def test_asking_changes_nothing_for_a_size_that_trains_first_after_it(data):
+    """Nor for one that does so once the training is resumed."""
+    trainer, other = new_trainer(), new_trainer()
+    for probed in (trainer, other):
+        probed.train_epoch(data[0][: 2 * BATCH], data[1][: 2 * BATCH])
+    resumed = new_trainer()
+    resumed.parameters.vector[...] = other.parameters.vector
+    resumed.load_state(other.state())
+    probe(resumed, data, 5)
+    probe(other, data, 7)
+    found = [probed.train_epoch(*data) for probed in (trainer, other, resumed)]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_two_trainers_of_a_chain_draw_other_masks(data):
+    chain = new_chain()
+    before = chain.parameters.vector.copy()
+    losses = []
+    for _ in range(2):
+        chain.parameters.vector[...] = before
+        losses.append(new_trainer(chain).train_epoch(*data))
+    assert (losses[0] != losses[1]).any()
+
+
+def test_costs_and_a_new_plan_change_nothing(data):
+    trainer = new_trainer()
+    trainer.train_epoch(*data)
+
+    def forgets(resumed):
+        resumed.train_epoch(*data)
+        resumed.load_state(state)
+        resumed.costs()
+        resumed.close()
+
+    state = trainer.state()
+    assert_resumes(trainer, new_trainer(), data, forgets)
+
+
+def test_a_copy_that_others_have_traced_is_not_among_the_streams(data):
+    trainer = new_trainer()
+    other = new_trainer(trainer.chain)
+    other.train_epoch(*data)
+    trainer.train_epoch(*data)
+    assert {len(array) for name, array in trainer.state().items() if name.startswith("dropout")} == {2}
+
+
+@pytest.mark.parametrize("words", [np.zeros((2, 5), np.uint64), np.zeros((2, 6)), np.zeros(6, np.uint64)])
+def test_what_is_no_state_of_streams_is_refused_and_changes_nothing(data, words):
+    trainer = new_trainer()
+    trainer.train_epoch(*data)
+    state = trainer.state()
+    before = {name: array.copy() for name, array in state.items()}
+    (name, *_) = (name for name in state if name.startswith("dropout"))
+    state[name] = words
+    state["optimizer.steps"] = state["optimizer.steps"] + 1
+    with pytest.raises(ParameterError, match="expected streams"):
+        trainer.load_state(state)
+    for name, array in trainer.state().items():
+        np.testing.assert_array_equal(array, before[name])
