@@ -192,15 +192,22 @@ def _whole(data: Array) -> Array:
 class Watch:
     """A list, a mask or a setting whose values became part of a traced function, and would not be read anew."""
 
-    __slots__ = ("source", "values", "what")
+    __slots__ = ("kind", "source", "values", "what")
 
     def __init__(self, source: Any, what: str) -> None:
         self.source, self.what = source, what
-        self.values = Snapshot(np.array(source))
+        values = np.array(source)
+        self.kind = values.shape, values.dtype
+        self.values = Snapshot(values)
 
     def check(self) -> None:
         """Raise `ReplayError` if the values are others now."""
-        if not self.values.fits(np.asarray(self.source)):
+        try:
+            now = np.asarray(self.source)
+            same = (now.shape, now.dtype) == self.kind and self.values.fits(now)
+        except ValueError:  # lists of different lengths
+            same = False
+        if not same:
             raise ReplayError(
                 f"{self.what} that the compiled function captured was changed since it was traced, and a replay would "
                 "not see that; pass it as an argument, or compile the function anew"

@@ -45,7 +45,15 @@ _new, _empty = Tensor.__new__, np.empty  # looked up once: an eager op has no mi
 
 NO_ATTRS: Mapping[str, Any] = {}
 
-ZEROS = {dtype: Literal(np.zeros((), dtype)) for dtype in FLOATS}
+
+def shared_number(value: float, dtype: Any) -> Literal:
+    """Return a number that graphs share: nobody may write to it."""
+    array = np.full((), value, dtype)
+    array.flags.writeable = False
+    return Literal(array)
+
+
+ZEROS = {dtype: shared_number(0, dtype) for dtype in FLOATS}
 """The number zero of each float dtype; ops may know it by its array."""
 
 TABLE: dict[str, Op] = {}

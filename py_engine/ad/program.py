@@ -113,6 +113,11 @@ def equations_of(nodes: Iterable[Tensor | Node]) -> tuple[Equation, ...]:
     return tuple(found)
 
 
+def without_inner(captured: Sequence[Tensor], level: int) -> list[Tensor]:
+    """Return what a function captures, with the variables of transforms that began inside of it as constants."""
+    return [Tensor(x.data) if x.level > level and x.data is not None else x for x in captured]
+
+
 def close_over(
     nodes: Sequence[Tensor | Node],
     inputs: Sequence[Tensor],
@@ -260,7 +265,7 @@ def simplify(program: Program) -> Program:
             continue
         equations.append(found)
         made.update((id(y), found) for y in found.outputs)
-        if not found.op.random:
+        if not (found.op.random or found.op.opaque):
             first = known.setdefault(same(found.op, [id(x) for x in found.inputs], found.attrs), found.outputs)
             replaced.update((id(y), z) for y, z in zip(found.outputs, first, strict=True) if y is not z)
     return prune(Program(program.inputs, tuple(equations), tuple(resolve(x) for x in program.outputs), program.watched))

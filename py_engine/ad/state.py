@@ -41,13 +41,15 @@ class entering:
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
+        self.outer: Any = None  # what was before, and the same of a block around this one that one object entered
 
     def __enter__(self) -> Any:
-        self.outer = {name: getattr(STATE, name) for name in self.fields}
+        self.outer = {name: getattr(STATE, name) for name in self.fields}, self.outer
         STATE.__dict__.update(self.fields)
 
     def __exit__(self, *_: object) -> None:
-        STATE.__dict__.update(self.outer)
+        before, self.outer = self.outer
+        STATE.__dict__.update(before)
 
     def __call__(self, function: F) -> F:
         """Return `function` as one that is called in this state: use as a decorator."""

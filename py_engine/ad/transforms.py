@@ -19,17 +19,17 @@ from py_engine.ad import ops
 from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.memory import keep_freed_memory
-from py_engine.ad.op import as_tensor
+from py_engine.ad.op import as_tensor, shared_number
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.reverse import Path, depend_on_a_leaf, gradients, path_between, variable
 from py_engine.ad.state import LEVELS, STATE, entering, inside_transform, restoring
-from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
+from py_engine.ad.tensor import FLOATS, Array, Tensor, plain_array
 from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, ShapeError
 
 Function = Callable[..., Any]
 
 ARRAYS = frozenset({np.ndarray, float, np.float64, np.float32})
-ONES = {dtype: Literal(np.ones((), dtype)) for dtype in FLOATS}
+ONES = {dtype: shared_number(1, dtype) for dtype in FLOATS}
 
 
 # Gradients ------------------------------------------------------------------------------------------------
@@ -339,8 +339,10 @@ class Linearized:
 
     def shown(self, results: Sequence[Tensor], others: Sequence[Any] = ()) -> list[Any]:
         """Return results as the caller wants them: as arrays that are only his where he passed arrays."""
-        if not self.plain or inside_transform() or (others and any(isinstance(x, Tensor) for x in others)):
+        if inside_transform():
             return list(results)
+        if not self.plain or (others and any(isinstance(x, Tensor) for x in others)):
+            return [_of_the_caller(x) for x in results]
         return owned(results, (*self.given, *others))
 
     def value(self, others: Sequence[Any] = ()) -> Any:
@@ -351,6 +353,13 @@ class Linearized:
             self.structure,
             [np.array(x) if y.op is None and x is y.data else x for x, y in zip(shown, self.outputs, strict=True)],
         )
+
+
+def _of_the_caller(x: Tensor) -> Tensor:
+    """Return a result that the caller may write to: a copy of a constant of the graph, and of a view of one."""
+    if x.op is None and x.data is not None and not x.requires_grad and not (x.data.shape and x.data.flags.owndata):
+        return Tensor(np.array(x.data))
+    return x
 
 
 def owned(results: Sequence[Tensor], given: Iterable[Any]) -> list[Array]:

@@ -20,7 +20,7 @@ from py_engine.ad.containers import Structure, count, flatten, paths, unflatten
 from py_engine.ad.op import Call, Check, Op, Scratch, Shape, as_tensor, c_ordered, described
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import all_mapped, for_each, leading
-from py_engine.ad.program import Program, close_over, nested_trace, traced
+from py_engine.ad.program import Program, close_over, nested_trace, traced, without_inner
 from py_engine.ad.reverse import unbroadcast
 from py_engine.ad.state import LEVELS, STATE, entering, inside_transform, restoring
 from py_engine.ad.tensor import Array, Node, Tensor, plain_array, real_array
@@ -151,8 +151,7 @@ def _traced(
     if not leaves:
         raise ShapeError(f"vmap: the function must return arrays, got {returned}")
     program, captured = close_over(nodes, samples, outputs)
-    # Variables of transforms inside are constants from here on.
-    return program, [Tensor(x.data) if x.level > level and x.data is not None else x for x in captured], returned
+    return program, without_inner(captured, level), returned
 
 
 def _placed(

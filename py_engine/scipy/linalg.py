@@ -48,7 +48,7 @@ def solve_triangular(
     matrix = triangle(a, -1 if lower else 1) + np.eye(a.shape[-1], dtype=a.dtype) if unit_diagonal else triangle(a)
     if trans not in (0, "N"):
         matrix, lower = ops.swapaxes(matrix, -1, -2), not lower
-    rows = 0 if b.ndim == 1 else -2
+    rows = -1 if b.ndim == 1 else -2
     try:
         if not lower:  # whose elimination has nothing to do, and exchanges no rows
             return ops.solve(matrix, b)

@@ -55,7 +55,8 @@ def logsumexp(
     counted = np.where(factor == 0, -np.inf, x)
     largest = ops.stop_gradient(np.max(counted, axis=axis, keepdims=True, initial=-np.inf))
     shift = np.where(np.isfinite(largest), largest, 0)
-    without = (factor == 0) & (x - shift > LARGEST[x.dtype])  # whose exponentials are too large for numbers
+    # What has no weight counts for nothing where its exponential is too large for numbers, or NaN.
+    without = (factor == 0) & np.logical_not(x - shift <= LARGEST[x.dtype])
     total = np.sum(factor * np.exp(np.where(without, LARGEST[x.dtype], x - shift)), axis=axis, keepdims=True)
     nothing = total == 0
     size = np.where(nothing, 1, np.where(total < 0, -total, total) if return_sign else total)

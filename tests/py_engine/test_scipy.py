@@ -593,3 +593,45 @@ def test_what_a_captured_tensor_is_asked_for_besides_its_values_is_no_derivative
         np.testing.assert_array_equal(np.asarray(call(np.ones(2))), [4, 6])
     solved = integrate.odeint(lambda y, t: -y * k.numpy()[0] / k.size, [1.0], np.array([0.0, 1.0]))
     np.testing.assert_allclose(solved[-1, 0].numpy(), np.exp(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (2, 3, 2)])
+def test_triangles_in_a_stack_are_solved_as_each_alone(rng, lower, trans, shape):
+    from scipy import linalg as scipys
+
+    from py_engine.scipy import linalg
+
+    a = rng.standard_normal((2, 3, 3)) + 3 * np.eye(3)
+    b = rng.standard_normal(shape)
+    of_each = b if len(shape) == 3 else (b, b)
+    expected = [scipys.solve_triangular(m, v, trans=trans, lower=lower) for m, v in zip(a, of_each, strict=True)]
+    np.testing.assert_allclose(linalg.solve_triangular(a, b, trans=trans, lower=lower).numpy(), expected, rtol=1e-10)
+    pe.gradcheck(lambda a, b: np.sum(linalg.solve_triangular(a, b, trans=trans, lower=lower) ** 2), a, b)
+
+
+@pytest.mark.parametrize(("dtype", "far"), [(np.float64, 40.0), (np.float32, 14.0)])
+def test_second_derivatives_of_log_ndtr_on_either_side(dtype, far):
+    from py_engine.scipy import stats
+
+    for function, sign in ((stats.norm.logcdf, 1), (stats.norm.logsf, -1)):
+        second = pe.grad(pe.grad(lambda x, f=function: f(x)))
+        assert abs(float(second(dtype(sign * far)))) < 1e-30
+        assert float(second(dtype(-sign * far))) == pytest.approx(-1, abs=0.02)
+    hessian = pe.hessian(lambda w: np.sum(stats.norm.logcdf(w * np.array([1.0, 40.0]))), np.ones(2))
+    assert np.isfinite(hessian).all()
+    x = np.linspace(-6, 6, 41)
+    pe.gradcheck(lambda x: np.sum(pe.grad(lambda x: np.sum(stats.norm.logcdf(x)))(x) * np.arange(41.0)), x)
+
+
+def test_what_has_no_weight_in_logsumexp_counts_for_nothing_even_if_it_is_nan():
+    from scipy.special import logsumexp
+
+    from py_engine.scipy import special
+
+    a, b = np.array([1.0, np.nan, np.inf, 3.0]), np.array([1.0, 0.0, 0.0, 2.0])
+    assert special.logsumexp(a, b=b).item() == pytest.approx(logsumexp(a, b=b))
+    slope = pe.grad(lambda a: special.logsumexp(a, b=b))(a)
+    weights = np.array([np.exp(1.0), 0, 0, 2 * np.exp(3.0)])
+    np.testing.assert_allclose(slope, weights / weights.sum())

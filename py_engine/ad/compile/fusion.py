@@ -251,7 +251,8 @@ def _embedding_of(conv: Equation, uses: _Uses) -> Equation | None:
         return None
     length, channels = x.shape[2 + axis], x.size // max(len(x) * x.shape[2 + axis], 1)
     turned = seen.op is TRANSPOSE and seen.attrs["axes"] == (0, 2, 1)
-    if not turned and not (seen.op is RESHAPE and x.shape == (len(x), 1, length, channels)):
+    # Along the other axis of a table of as many words as a vector has elements the kernel would slide over these.
+    if not turned and not (axis == 0 and seen.op is RESHAPE and x.shape == (len(x), 1, length, channels)):
         return None
     words = uses.by(seen.inputs[0])
     if words is None or words.op is not EMBEDDING or words.output.shape != (len(x), length, channels):

@@ -589,11 +589,14 @@ def _values(
             values.append(Value(last.nbytes, reads + beside, fixed=id(last) in results))
             continue
         # A single number is computed in place in three times the time that numpy takes otherwise.
+        # An input may be two operands, of which only one may be overwritten.
+        kept = {id(a) for i, a in enumerate(equation.inputs) if i not in op.overwrites}
         may_overwrite = tuple(
             [
                 number[id(a)]
                 for a in (equation.inputs[i] for i in op.overwrites if i < len(equation.inputs))
                 if y.size > 1 and a.shape == y.shape and a.dtype == y.dtype and _is_whole(ops_of.get(id(a)))
+                if id(a) not in kept
             ]
         )
         parts = _placeable(equation, ops_of, needed_whole) if techniques.place_parts else []

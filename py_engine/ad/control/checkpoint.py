@@ -13,7 +13,7 @@ from py_engine.ad.forward import push_forward
 from py_engine.ad.mutation import collecting_ops
 from py_engine.ad.op import Op, infer_same
 from py_engine.ad.ops.shape import all_mapped, leading
-from py_engine.ad.program import Program, close_over
+from py_engine.ad.program import Program, close_over, without_inner
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering, restoring
 from py_engine.ad.tensor import FLOATS, Node, Tensor
@@ -49,7 +49,7 @@ def checkpoint(function: Function) -> Function:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not STATE.grad_enabled:
             return function(*args, **kwargs)
-        leaves, structure = flatten(args)
+        leaves, structure, level = *flatten(args), next(LEVELS)
         given = [x for x in leaves if isinstance(x, Tensor)]
         if STATE.trace is None:
             # Eagerly, the ops inside work on tensors of their own, whose graph is given up at the end.
@@ -68,6 +68,7 @@ def checkpoint(function: Function) -> Function:
         if places:
             ys = [outputs[i] for i in places]
             inside, captured = close_over(nodes, inputs, ys, redraw=False, checks=False)
+            captured = without_inner(captured, level)
             values = [_alone(y) for y in ys] if STATE.trace is None else ys
             attrs = {"inside": inside, "of": next(_NUMBERS)}
             for i, y in zip(places, CHECKPOINT.apply_several((*values, *given, *captured), attrs), strict=True):

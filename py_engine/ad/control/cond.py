@@ -15,9 +15,9 @@ from py_engine.ad.control.scan import Tapes, check_dtypes, like, tensors_of, zer
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Op, Shape, as_tensor
 from py_engine.ad.ops.shape import aligned
-from py_engine.ad.program import Program, close_over, nested_trace
+from py_engine.ad.program import Program, close_over, nested_trace, without_inner
 from py_engine.ad.reverse import gradients
-from py_engine.ad.state import STATE, restoring
+from py_engine.ad.state import LEVELS, STATE, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.ad.transforms import Function
@@ -83,7 +83,7 @@ def _traced(
     functions: tuple[Function, Function], inputs: Sequence[Tensor], structure: Structure
 ) -> tuple[Branches, list[Tensor], Structure]:
     """Return the functions as programs of the same inputs, what they capture, and the structure of their results."""
-    traces, leaves, returned = [], [], Structure()
+    traces, leaves, returned, level = [], [], Structure(), next(LEVELS)
     for k, function in enumerate(functions):
         symbols = [Tensor.symbol(x.shape, x.dtype) for x in inputs]
         with nested_trace() as nodes:
@@ -108,7 +108,7 @@ def _traced(
             raise DTypeError(f"cond: the result{path} is of {b.dtype} from true_fun, and {a.dtype} from false_fun")
     closed = [close_over(*traces[0], first), close_over(*traces[1], second)]
     branches, captured = _of_same_inputs(closed, len(inputs))
-    return branches, captured, returned
+    return branches, without_inner(captured, level), returned
 
 
 def _of_same_inputs(

@@ -111,7 +111,7 @@ class _Rule:
         return _made(CUSTOM, inputs, {"rule": self, "shape": y.shape, "dtype": y.dtype}, y)
 
     def value(self, arrays: Sequence[Any]) -> Array:
-        with entering(trace=None, symbolic=False, differentiating=False):
+        with entering(trace=None, symbolic=False, differentiating=False, watched=None, given=None):
             y = self.function(*arrays)
         if isinstance(y, Tensor) and y.requires_grad and STATE.grad_enabled:
             raise self._uses_another()
@@ -207,7 +207,7 @@ def captured(function: Any, depth: int = 4) -> Iterator[Tensor]:
 
 def _opaque() -> entering:
     """Run code of the user's own, which is not part of any trace."""
-    return entering(trace=None, symbolic=False, grad_enabled=False, differentiating=False)
+    return entering(trace=None, symbolic=False, grad_enabled=False, differentiating=False, watched=None, given=None)
 
 
 def _array(y: Any, label: str) -> Array:

@@ -25,9 +25,9 @@ from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Op, Shape, as_tensor
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import all_mapped
-from py_engine.ad.program import Program, close_over, nested_trace
+from py_engine.ad.program import Program, close_over, nested_trace, without_inner
 from py_engine.ad.reverse import gradients
-from py_engine.ad.state import STATE, restoring
+from py_engine.ad.state import LEVELS, STATE, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
@@ -157,6 +157,7 @@ def _traced(
     """Return the body as ops, from the leaves of carry and x and from the tensors it captures to carry and y."""
     old = [Tensor.symbol(x.shape, x.dtype) for x in carries]
     elements = [Tensor.symbol(x.shape[1:], x.dtype) for x in sequences]
+    level = next(LEVELS)
     with nested_trace() as nodes:
         result = function(unflatten(carry_structure, old), unflatten(x_structure, elements))
         if not isinstance(result, tuple) or len(result) != 2:
@@ -176,7 +177,7 @@ def _traced(
     if len(kinds) > 1:
         raise DTypeError(f"scan: carry and outputs mix {' and '.join(sorted(kinds))}; convert them with astype()")
     body, captured = close_over(nodes, [*old, *elements], [*new, *ys])
-    return body, captured, y_structure
+    return body, without_inner(captured, level), y_structure
 
 
 def check_kept(function: str, new: Sequence[Tensor], old: Sequence[Tensor], structure: Structure) -> None:

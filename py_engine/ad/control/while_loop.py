@@ -24,8 +24,8 @@ from py_engine.ad.control.scan import Loop, Tapes, check_dtypes, check_kept, lik
 from py_engine.ad.op import Call, Op, Shape
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import aligned, all_mapped, for_each
-from py_engine.ad.program import Program, close_over, nested_trace, traced
-from py_engine.ad.state import STATE, restoring
+from py_engine.ad.program import Program, close_over, nested_trace, traced, without_inner
+from py_engine.ad.state import LEVELS, STATE, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Node, Tensor
 from py_engine.ad.transforms import Function
@@ -78,7 +78,7 @@ def while_loop(cond: Function, body: Function, init: Any, max_steps: int | None 
         raise ShapeError(f"while_loop: init must hold an array at least, got {structure}")
     carries = tensors_of(leaves)
     check_dtypes("while_loop", carries, [f"the carry{path}" for path in paths(structure)])
-    old = [Tensor.symbol(x.shape, x.dtype) for x in carries]
+    old, level = [Tensor.symbol(x.shape, x.dtype) for x in carries], next(LEVELS)
     with nested_trace() as nodes:
         found = flatten_as(body(unflatten(structure, old)), structure, "while_loop: the carry that body returned")
         new = [like(x, was) for x, was in zip(found, old, strict=True)]
@@ -89,7 +89,8 @@ def while_loop(cond: Function, body: Function, init: Any, max_steps: int | None 
         go_on = truth_value("while_loop: what cond returns", cond(unflatten(structure, again)))
     test, read = close_over(nodes, again, [go_on])
     loop = While(Loop(step, len(carries), 0, 0, name="while_loop"), test, None if max_steps is None else int(max_steps))
-    results = WHILE.apply_several((*carries, *constants, *read), {"loop": loop})
+    captured = without_inner([*constants, *read], level)
+    results = WHILE.apply_several((*carries, *captured), {"loop": loop})
     return unflatten(structure, results[1:])
 
 

@@ -327,6 +327,20 @@ def median(
     return kept_axes(_median_of(rows), x, axes, flag(keepdims))
 
 
+def median_of_numbers(rows: Tensor) -> Tensor:
+    """Return the median of each row's elements that are not NaN; NaN where all are."""
+    n = rows.shape[-1]
+    if not n:
+        return sum(rows, -1) * np.nan
+    sorted_rows = sort(rows)  # with NaN at the end
+    count = sum(astype(logical_not(isnan(rows)), np.intp), -1, keepdims=True)
+    first, second = (
+        take_along_axis(sorted_rows, maximum((count - less_one) // 2, 0), -1)[..., 0] for less_one in (1, 0)
+    )
+    odd = equal(mod(count, 2), 1)[..., 0]
+    return WHERE(odd, first, (first + second) * 0.5)
+
+
 def kept_axes(found: Tensor, x: Tensor, axes: tuple[int, ...], keepdims: bool, leading: Shape = ()) -> Tensor:
     """Return what was found of the rows of `x`, with the axes at length one where `keepdims` asks for them."""
     if not keepdims:

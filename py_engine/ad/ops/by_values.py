@@ -124,6 +124,8 @@ def _piecewise(x: Operand, condlist: Any, funclist: Sequence[Any], *args: Any, *
             continue
         value = function(ravel(a)[places], *args, **kw) if callable(function) else function
         _, values = as_tensors((a, value))
+        if a.dtype.kind in "iub":
+            values = astype(values, a.dtype)
         values = NUMPY[np.broadcast_to](values, (places.size,))
         spread = SCATTER(values, Tensor(places), pattern=("array",), shape=(a.size,))
         found = where(condition, reshape(spread, a.shape), found)

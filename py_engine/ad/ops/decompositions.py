@@ -722,7 +722,7 @@ def matrix_power(a: Operand, n: int) -> Tensor:
         if power:
             x = MATMUL(x, x)
     if found is None:
-        return x * 0 + Tensor(np.eye(x.shape[-1], dtype=x.dtype))
+        return where(np.zeros(x.shape, np.bool_), x, np.eye(x.shape[-1], dtype=x.dtype))
     return found
 
 

@@ -192,11 +192,19 @@ arctanh = elementwise(
     doc="inverse hyperbolic tangent",
     scalar="atanh({0})",
 )
+
+
+def _over_square(part: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """part / (a² + b²), whose squares may overflow or vanish."""
+    length = hypot(a, b)
+    return part / length / length
+
+
 arctan2 = elementwise(
     "arctan2",
     np.arctan2,
-    lambda y, a, b: b / (square(a) + square(b)),
-    lambda y, a, b: -a / (square(a) + square(b)),
+    lambda y, a, b: _over_square(b, a, b),
+    lambda y, a, b: -_over_square(a, a, b),
     doc="the angle of the point (b, a), from -π to π",
     scalar="atan2({0}, {1})",
 )
@@ -225,8 +233,8 @@ def _bind_hypot(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequen
 hypot = elementwise(
     "hypot",
     None,
-    lambda y, a, b: a / _or_one(y),
-    lambda y, a, b: b / _or_one(y),
+    lambda y, a, b: _share_of(a, y),
+    lambda y, a, b: _share_of(b, y),
     numpy=np.hypot,
     bind=_bind_hypot,
     doc="√(a² + b²), without overflow; derivative 0 at the origin",
@@ -235,8 +243,9 @@ hypot = elementwise(
 )
 
 
-def _or_one(y: Tensor) -> Tensor:
-    return where(equal(y, 0), 1, y)
+def _share_of(a: Tensor, y: Tensor) -> Tensor:
+    at_origin = equal(y, 0)
+    return where(at_origin, 0, a / where(at_origin, 1, y))
 
 
 deg2rad = elementwise("deg2rad", np.deg2rad, lambda y, x: math.pi / 180, doc="degrees as radians")
@@ -606,11 +615,18 @@ mod = elementwise(
     doc="what remains of a divided by b, with the sign of b",
     infer=infer_number,
 )
+
+
+def _quotient(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The quotient of a / b that fmod has taken: a / b itself may be rounded up to a whole number."""
+    return ROUND((a - y) / b)
+
+
 fmod = elementwise(
     "fmod",
     np.fmod,
     lambda y, a, b: 1,
-    lambda y, a, b: -trunc(a / b),
+    lambda y, a, b: -_quotient(y, a, b),
     doc="what remains of a divided by b, with the sign of a",
     infer=infer_number,
 )
@@ -704,6 +720,8 @@ def _isclose(a: Operand, b: Operand, rtol: float = 1e-5, atol: float = 1e-8, equ
     for name, value in (("rtol", rtol), ("atol", atol)):
         if not isinstance(value, (int, float, np.integer, np.floating)):
             raise DTypeError(f"isclose: {name} must be a number, got {value!r}")
+    if a.dtype.kind in "iub" and b.dtype.kind in "iub":
+        b = astype(b, np.float64)  # so that differences do not wrap around
     near = logical_and(less_equal(abs(a - b), atol + rtol * abs(b)), isfinite(b))
     close = logical_or(near, equal(a, b))
     return logical_or(close, logical_and(isnan(a), isnan(b))) if equal_nan else close

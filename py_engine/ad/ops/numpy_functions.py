@@ -37,9 +37,11 @@ from py_engine.ad.ops.elementary import (
     isinf,
     isnan,
     less,
+    less_equal,
     log10,
     logaddexp,
     logical_and,
+    logical_or,
     mod,
     rad2deg,
     sign,
@@ -100,7 +102,9 @@ def _divmod(x1: Operand, x2: Operand, /) -> tuple[Tensor, Tensor]:
 def _modf(x: Operand, /) -> tuple[Tensor, Tensor]:
     (a,) = as_reals(x)
     whole_part = trunc(a)
-    return copysign(where(isinf(a), 0, a - where(isinf(a), 0, whole_part)), a), whole_part
+    finite = where(isinf(a), 0, whole_part)
+    part = where(NUMPY[np.signbit](a), -(finite - a), a - finite)  # a zero has the sign of a
+    return where(isinf(a), copysign(where(isinf(a), 0, a), a), part), whole_part
 
 
 @implements(np.logaddexp2)
@@ -645,10 +649,13 @@ def _interp(
     else:
         low, high = places[index], places[index + 1]
         first, second = values[index], values[index + 1]
-        slope = (second - first) / (high - low)
-        middle = where(equal(at, high), second, slope * (at - low) + first)
+        # What is computed of points outside is not used, but its derivative is, times 0: it must be finite.
+        inside = logical_and(less_equal(places[0], at), less_equal(at, places[n - 1]))
+        point, same = where(inside, at, low), equal(high, low)
+        slope = (second - first) / where(same, 1, high - low)
+        middle = where(logical_or(equal(point, high), same), second, slope * (point - low) + first)
         # Between places, or values, that are infinite numpy begins at the upper one, and takes what both have.
-        middle = where(isnan(middle), slope * (at - high) + second, middle)
+        middle = where(isnan(middle), slope * (point - high) + second, middle)
         middle = where(logical_and(isnan(middle), equal(first, second)), first, middle)
     found = where(less(at, places[0]), sides[0], where(less(places[n - 1], at), sides[1], middle))
     return where(isnan(at), at, found)
@@ -793,7 +800,8 @@ def _argpartition(
 def _insert(arr: Operand, obj: int | slice | Sequence[int], values: Operand, axis: int | None = None) -> Tensor:
     if isinstance(obj, Tensor):
         raise NotDifferentiableError("insert: the places must be numbers or an array, got a tensor; pass x.numpy()")
-    x, new = in_one_dtype(as_tensors((arr, values)))
+    x, new = as_tensors((arr, values))
+    x, new = (x, astype(new, x.dtype)) if x.dtype.kind in "iub" else in_one_dtype((x, new))
     places = np.arange(x.size + new.size)
     mine, theirs = places[: x.size].reshape(x.shape), places[x.size :].reshape(new.shape)
     found = checked("insert", lambda: np.insert(mine, obj, theirs, axis), x.shape)
@@ -939,14 +947,17 @@ def _unwrap(p: Operand, discont: float | None = None, axis: int = -1, *, period:
     n = x.shape[d]
     if not isinstance(period, (int, float, np.integer, np.floating)):
         raise DTypeError(f"unwrap: period must be a number, got {period!r}")
-    half = period / 2
+    kind = np.result_type(as_tensor(p).dtype, period)
+    whole = kind.kind in "iu"
+    half = period // 2 if whole else period / 2
     step = diff(x, axis=d)
     wrapped = mod(step + half, period) - half
-    wrapped = where(logical_and(equal(wrapped, -half), less(0, step)), half, wrapped)
-    jump = where(less(abs(step), half if discont is None else discont), 0, wrapped - step)
-    return concatenate(
-        [part_of(x, d, 0, builtins.min(1, n)), part_of(x, d, builtins.min(1, n), n) + cumsum(jump, d)], d
-    )
+    if not whole or period % 2 == 0:
+        wrapped = where(logical_and(equal(wrapped, -half), less(0, step)), half, wrapped)
+    jump = where(less(abs(step), period / 2 if discont is None else discont), 0, wrapped - step)
+    first = builtins.min(1, n)
+    found = concatenate([part_of(x, d, 0, first), part_of(x, d, first, n) + cumsum(jump, d)], d)
+    return astype(found, kind) if whole else found
 
 
 # Systems of equations over several axes -------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from py_engine.ad.mutation import watch_setting
 from py_engine.ad.op import as_tensor, implements, in_one_dtype
 from py_engine.ad.ops.along import median
 from py_engine.ad.ops.arguments import axis_of, checked, wholes
-from py_engine.ad.ops.reduction import max, mean, min
+from py_engine.ad.ops.elementary import ROUND, astype, equal, floor, where
+from py_engine.ad.ops.reduction import any, max, mean, min
 from py_engine.ad.ops.shape import Item, assemble, broadcast_to, concatenate, flip, from_places, part_of
 from py_engine.ad.tensor import NO_VALUE, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
@@ -106,14 +107,24 @@ def _with_statistics(
     first, last = (n if length is None else length if length < n else n for length in lengths)
     sides = [part_of(x, axis, 0, first), part_of(x, axis, n - last, n)]
     found = [statistic(side, axis=axis, keepdims=True) for side in sides]
+    if x.dtype.kind in "iu":
+        found = [astype(ROUND(value) if value.dtype.kind == "f" else value, x.dtype) for value in found]
     return concatenate([_wide(found[0], axis, before), x, _wide(found[1], axis, after)], axis)
 
 
 def _ramped(x: Tensor, axis: int, before: int, after: int, values: tuple[Tensor, Tensor]) -> Tensor:
     parts = []
+    whole = x.dtype.kind in "iu"
     for edge, value, width in zip(_ends(x, axis), values, (before, after), strict=True):
-        share = np.arange(width, dtype=x.dtype) / x.dtype.type(width or 1)
         shape = [-1 if d == axis else 1 for d in range(x.ndim)]
+        if whole:  # rounded down, after the very steps of numpy
+            edge, value = astype(edge, np.float64), astype(value, np.float64)
+            step, places = (edge - value) / (width or 1), np.arange(float(width)).reshape(shape)
+            some_zero = any(equal(step, 0))
+            ramp = where(some_zero, places / (width or 1) * (edge - value), places * step) + value
+            parts.append(astype(floor(ramp), x.dtype))
+            continue
+        share = np.arange(width, dtype=x.dtype) / x.dtype.type(width or 1)
         parts.append((edge - value) * share.reshape(shape) + value)
     return concatenate([parts[0], x, flip(parts[1], axis)], axis)
 

@@ -224,7 +224,8 @@ def _bind_max_gradient(
     def bind(block: slice, scratch: Scratch) -> list[Call]:
         g, x, y = (array[block] for array in arrays)
         calls: list[Call] = []
-        phases = _phases(x, g.shape[2:], -np.inf, scratch, calls, window, stride, padding, dilation)
+        # Padding of NaN equals no maximum, not even -inf.
+        phases = _phases(x, g.shape[2:], np.nan, scratch, calls, window, stride, padding, dilation)
         won, more = first_of_equals(phases, y, scratch)
         calls += [*more, *keep_winners([g] * len(won), won, phases)]
         return calls + put_back(phases, out[block], scratch, window, stride, padding, dilation)
@@ -245,7 +246,7 @@ def _bind_max_gather(
 ) -> Sequence[Call]:
     u, x, y = arrays
     calls: list[Call] = []
-    phases = _phases(x, out.shape[2:], -np.inf, scratch, calls, window, stride, padding, dilation)
+    phases = _phases(x, out.shape[2:], np.nan, scratch, calls, window, stride, padding, dilation)
     won, more = first_of_equals(phases, y, scratch)
     calls += more
     values = _phases(u, out.shape[2:], 0, scratch, calls, window, stride, padding, dilation)

@@ -245,7 +245,8 @@ def mean(
         x = astype(x, np.float64)
     axes = normalize_axes(axis, x.ndim)
     count = math.prod(x.shape[a] for a in axes)
-    return sum(x, axes, keepdims=keepdims) * (1 / count if count else np.nan)
+    total = sum(x, axes, keepdims=keepdims)
+    return div(total, float(count)) if count else total * np.nan  # times 1 / count equal numbers have another mean
 
 
 @implements(np.var)
@@ -345,7 +346,8 @@ def _kernel_norm(x: Array, out: Array, axes: Axes, keepdims: bool) -> None:
 
 def _direction(y: Tensor, x: Tensor, axes: Axes) -> Tensor:
     length = spread(y, x, axes)
-    return div(x, where(equal(length, 0), 1, length))  # 0 / 1 at the origin: the subgradient there is 0
+    at_origin = equal(length, 0)  # where the subgradient is 0, and so is what is differentiated once more
+    return where(at_origin, 0, div(x, where(at_origin, 1, length)))
 
 
 NORM: Op = define(

@@ -114,7 +114,7 @@ def _ops(special: Any) -> dict[str, Op]:
     row("xlog1py", lambda y, x, p: log1p(p), lambda y, x, p: x / where((x == 0) & (p == -1), 1, 1 + p))
     row("ndtr", lambda y, x: exp(-square(x) / 2) / math.sqrt(2 * math.pi))
     row("erfcx", _slope_of_erfcx)
-    row("log_ndtr", lambda y, x: math.sqrt(2 / math.pi) / of("erfcx")(x * -math.sqrt(0.5)))
+    row("log_ndtr", lambda y, x: _slope_of_log_ndtr(of, x))
     row("log_expit", lambda y, x: sigmoid(-x))
     return found
 
@@ -145,6 +145,14 @@ def _gamma_density(of: Callable[[str], Op], y: Tensor, a: Tensor, x: Tensor) -> 
 
 
 ERFCX_SERIES = tuple(math.prod(range(1, 2 * k, 2)) * (-0.5) ** k for k in range(6, 0, -1))
+
+
+def _slope_of_log_ndtr(of: Callable[[str], Callable[..., Tensor]], x: Tensor) -> Tensor:
+    """The density over the distribution function: where both vanish by erfcx, which grows without limit elsewhere."""
+    above = x > 0
+    high, low = where(above, x, 0), where(above, 0, x)
+    density = exp(-square(high) / 2) / math.sqrt(2 * math.pi)
+    return where(above, density / of("ndtr")(high), math.sqrt(2 / math.pi) / of("erfcx")(low * -math.sqrt(0.5)))
 
 
 def _slope_of_erfcx(y: Tensor, x: Tensor) -> Tensor:

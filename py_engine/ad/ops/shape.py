@@ -695,7 +695,7 @@ def _constants(
         return broadcast_to(value if value.dtype == kind else TABLE["astype"](value, dtype=kind), lengths)
     given = real_array(checked(function, lambda: np.asarray(value), lengths), value)
     filled = checked(function, lambda: given.astype(kind) if given.ndim else np.full((), value, kind), lengths)
-    return broadcast_to(Literal(filled), lengths)
+    return broadcast_to(Tensor(filled) if filled.ndim else Literal(filled), lengths)
 
 
 @implements(np.zeros_like, constant=True)

@@ -15,8 +15,11 @@ from py_engine.ad.ops.along import (
     SEARCHSORTED,
     cumprod,
     cumsum,
+    kept_axes,
+    median_of_numbers,
     percent,
     quantile_of,
+    rows_of,
     shares_of,
     weights_of_rows,
 )
@@ -232,7 +235,9 @@ def _nanmedian(
     a: Operand, axis: Axis = None, out: None = None, overwrite_input: bool = False, keepdims: bool = NO_VALUE
 ) -> Tensor:
     refuse("nanmedian", out=(out,), overwrite_input=(overwrite_input, False))
-    return quantile_of("nanmedian", as_floats(a)[0], 0.5, axis, "linear", flag(keepdims), skip_nan=True)
+    (x,) = as_floats(a)
+    rows, axes, _ = rows_of("nanmedian", x, axis)
+    return kept_axes(median_of_numbers(rows), x, axes, flag(keepdims))
 
 
 @implements(np.nanquantile)
@@ -455,7 +460,7 @@ def _widths(edges: Tensor) -> Tensor:
 
 def _weights_of(function: str, weights: Any, x: Tensor) -> Tensor:
     if weights is None:
-        return Tensor(np.ones(x.size, x.dtype))
+        return Tensor(np.ones(x.size))  # float32 does not count beyond 2²⁴
     _, w = as_floats(x, weights)
     if w.size != x.size or (function == "histogram" and w.shape != x.shape):
         raise ShapeError(f"{function}: weights of shape {w.shape} do not fit {x.shape}")
@@ -477,7 +482,8 @@ def _histogram(
     if density:
         counts = astype(counts, np.float64)
         return counts / _widths(edges) / sum(counts), edges
-    return counts if weights is not None else astype(counts, np.intp), edges
+    kind = np.dtype(np.intp) if weights is None else as_tensor(weights).dtype
+    return astype(counts, kind) if kind.kind in "iub" else counts, edges
 
 
 @implements(np.histogram_bin_edges)

@@ -186,6 +186,8 @@ ASSOCIATIVE = {
     *(np.logical_and, np.logical_or, np.logical_xor, np.bitwise_and, np.bitwise_or, np.bitwise_xor),
 }
 """Of which neighbours may be combined in any grouping."""
+FROM_ZERO = {np.hypot, np.gcd}
+"""Which numpy reduces from 0 on, so that a single element loses its sign."""
 RUNNING: dict[Any, Callable[..., Tensor]] = {np.add: cumsum, np.multiply: cumprod}
 FROM_THE_FIRST: dict[Any, Any] = {np.subtract: np.add, np.divide: np.multiply}
 """Of which a reduction combines the first element with the sum, or product, of the others."""
@@ -286,6 +288,8 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
             found = function(first, others)
         else:
             found = _combined(function, x, axis)
+            if ufunc in FROM_ZERO and x.shape[axis] == 1:  # more elements are combined with 0 without effect
+                found = NUMPY[np.abs](found)
         same_dtype(name, dtype, found)
         return found if keepdims else reshape(found, [n for d, n in enumerate(x.shape) if d != axis])
 
@@ -316,10 +320,14 @@ def _reduceat(ufunc: np.ufunc) -> Callable[..., Any] | None:
         starts = wholes(indices, f"{name}: each index")
         if not all(0 <= start < n for start in starts) or not starts:
             raise ShapeError(f"{name}: indices {indices} do not fit the {n} elements along axis {axis}")
-        parts = []
+        parts, others = [], [n for d, n in enumerate(x.shape) if d != axis]
         for start, stop in zip(starts, (*starts[1:], n), strict=True):
             piece = part_of(x, axis, start, stop if stop > start else start + 1)
-            parts.append(reduce(piece, axis=axis, dtype=dtype))
+            alone = ufunc in FROM_ZERO and piece.shape[axis] == 1  # which is not combined with 0 here
+            if alone:
+                parts.append(reshape(piece if dtype is None else astype(piece, dtype), others))
+            else:
+                parts.append(reduce(piece, axis=axis, dtype=dtype))
         return moveaxis(stack(parts), 0, axis)
 
     return reduceat

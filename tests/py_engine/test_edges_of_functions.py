@@ -1,0 +1,290 @@
+"""Functions at their edges: operands that are one array, whole numbers, infinities, ties and the origin."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import py_engine as pe
+from py_engine import Tensor
+from py_engine.ad import ops
+from py_engine.ad.ops import convolution
+
+LARGE = 20_000
+"""Elements from which on `where` selects by bits."""
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 7, LARGE])
+def test_one_array_as_both_branches_of_a_compiled_where_stays_what_it_is(rng, dtype, size):
+    condition, weights = rng.random(size) < 0.5, np.arange(1, size + 1, dtype=dtype)
+    x = rng.standard_normal(size).astype(dtype)
+    for function in (
+        lambda x: np.where(condition, x * 2, x * 2) * weights,
+        lambda x: np.where(condition, y := np.exp(x), y) * weights,
+        lambda x: np.where(x > 0, np.where(condition, y := x * 3, y), y),
+    ):
+        expected = function(Tensor(x)).numpy()
+        assert expected.any()
+        np.testing.assert_array_equal(pe.compile(function)(x), expected)
+
+
+@pytest.mark.parametrize("size", [7, LARGE])
+def test_the_tangent_of_an_angle_that_is_wrapped_is_that_of_the_angle(size):
+    w = np.linspace(0, 6, size)
+
+    def tangent(x, t):
+        return np.sum(pe.jvp(lambda x: np.where(x * w > np.pi, x * w - 2 * np.pi, x * w), (x,), (t,))[1])
+
+    for made in (tangent, pe.compile(tangent)):
+        assert float(made(np.array(1.0), np.array(1.0))) == pytest.approx(w.sum())
+
+
+OPERANDS_OF_BOTH = [
+    lambda y: np.maximum(y, y), lambda y: np.minimum(y, y), lambda y: y * y, lambda y: y - y, lambda y: y / y,
+    lambda y: np.hypot(y, y), lambda y: np.arctan2(y, y), lambda y: np.logaddexp(y, y), lambda y: np.mod(y, y),
+    lambda y: np.power(y, y), lambda y: np.copysign(y, y), lambda y: np.where(y > 1.2, y, y),
+    lambda y: np.clip(y, y, y),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", range(len(OPERANDS_OF_BOTH)))
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_an_array_may_be_all_operands_of_a_compiled_op(rng, place, size):
+    x = 1 + rng.random(size)
+    function = OPERANDS_OF_BOTH[place]
+    for f in (lambda x: function(x + 1), lambda x: np.sin(function(np.sin(x) + 2)) * 3):
+        expected = f(Tensor(x)).numpy()
+        np.testing.assert_array_equal(pe.compile(f)(x), expected)
+        slope = pe.grad(lambda x, f=f: np.sum(f(x)))
+        np.testing.assert_allclose(pe.compile(slope)(x), slope(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options"),
+    [
+        (np.array([0], np.uint8), np.array([255], np.uint8), {"rtol": 0.01}),
+        (np.array([200], np.uint8), np.array([201], np.uint8), {"atol": 1}),
+        (np.array([2**62]), np.array([-(2**62)]), {}),
+        (np.array([1, 2]), np.array([1, 3]), {}),
+        (np.array([True, False]), np.array([True, True]), {}),
+        (np.array([1.0, np.inf]), np.array([1, 2]), {}),
+    ],
+    ids=str,
+)
+def test_whole_numbers_are_close_where_numpy_says_so(a, b, options):
+    for function in (np.isclose, np.allclose):
+        found = function(Tensor(a), b, **options)
+        np.testing.assert_array_equal(np.asarray(found), function(a, b, **options))
+
+
+WHOLE = [
+    *(partial(np.pad, pad_width=2, mode=mode) for mode in ("mean", "median", "maximum", "minimum", "linear_ramp")),
+    partial(np.pad, pad_width=((3, 1),), mode="linear_ramp", end_values=-7),
+    partial(np.pad, pad_width=3, mode="mean", stat_length=2),
+    lambda x: np.insert(x, 1, 2.7),
+    lambda x: np.insert(x, [0, 2], [-1.5, 9]),
+    lambda x: np.piecewise(x, [x < 3, x >= 3], [lambda v: v * 0.5, lambda v: v * 1.0]),
+    lambda x: np.piecewise(x, [x < 3], [-1.7, 2.9]),
+    partial(np.unwrap, period=4),
+    partial(np.unwrap, period=5),
+    partial(np.unwrap, period=4, discont=3),
+    partial(np.unwrap),
+    lambda x: np.histogram(np.array([0.1, 0.2, 0.9, 0.5, 0.3]), 2, weights=x)[0],
+    lambda x: np.histogram(np.array([0.1, 0.2, 0.9, 0.5, 0.3]), 2, weights=x, density=True)[0],
+]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float64])
+@pytest.mark.parametrize("place", range(len(WHOLE)))
+def test_functions_of_whole_numbers_have_numpys_dtype_and_values(place, dtype):
+    x = np.array([1, 2, -3, 7, 4], dtype)
+    expected, found = WHOLE[place](x), WHOLE[place](Tensor(x))
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-15)
+
+
+def test_numbers_of_modf_and_their_slopes(rng):
+    x = np.array([2.0, -2.0, 2.5, -2.5, 0.0, -0.0, np.inf, -np.inf, np.nan, 1e300, *rng.standard_normal(20)])
+    for found, expected in zip(np.modf(Tensor(x)), np.modf(x), strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected)
+        np.testing.assert_array_equal(np.signbit(found.numpy()), np.signbit(expected))
+    finite = x[np.isfinite(x)]
+    np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.modf(x)[0]))(finite), np.ones_like(finite))
+    np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.modf(x)[1]))(finite), np.zeros_like(finite))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(1.0, 0.1), (-1.0, 0.1), (5.3, 2.0), (5.3, -2.0), (0.3, 0.1), (7.0, 7.0), (1e10, 0.3)]
+)
+def test_the_slope_of_fmod_is_that_of_the_branch_of_its_value(a, b):
+    expected = -np.round((a - np.fmod(a, b)) / b)
+    assert pe.grad(lambda b: np.fmod(a, b))(b) == expected
+    assert pe.grad(lambda a: np.fmod(a, b))(a) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        np.linalg.norm,
+        np.std,
+        lambda x: np.hypot(x[0], x[1]),
+        lambda x: np.sum(np.linalg.norm(np.reshape(x, (1, 2)), axis=1)),
+        lambda x: np.sum(np.abs(x)),
+    ],
+)
+def test_at_the_origin_of_a_length_all_derivatives_are_zero(function):
+    zeros = np.zeros(2)
+    for find in (pe.grad(function), partial(pe.hessian, function), pe.compile(partial(pe.hessian, function))):
+        assert not np.asarray(find(zeros)).any()
+    x = np.array([0.3, -0.4])
+    pe.gradcheck(lambda x: np.sum(pe.grad(function)(x) * np.array([1.0, 2.0])), x)
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), [(np.float64, (1e-200, 1e200)), (np.float32, (1e-23, 1e20))])
+def test_slopes_of_arctan2_far_out_and_near_the_origin(dtype, sizes):
+    for size in sizes:
+        a, b = dtype(size), dtype(2 * size)
+        slopes = pe.grad(lambda a, b: np.arctan2(a, b), argnums=(0, 1))(a, b)
+        np.testing.assert_allclose(slopes, [0.4 / size, -0.2 / size], rtol=1e-6)
+    np.testing.assert_allclose(
+        pe.hessian(lambda x: np.arctan2(x[0], x[1]), np.array([0.3, -0.4])), [[3.84, -1.12], [-1.12, -3.84]], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 2, 4, 5)])
+def test_padding_does_not_win_a_maximum_of_minus_infinities(shape):
+    x = np.full(shape, -np.inf)
+
+    def total(x):
+        return ops.sum(ops.max_pool(x, 2, padding=1))
+
+    windows = ops.max_pool(Tensor(x), 2, padding=1).size
+    for find in (pe.grad(total), pe.compile(pe.grad(total))):
+        assert find(x).sum() == windows
+    _, tangent = pe.jvp(total, (x,), (np.ones(shape),))
+    assert float(np.asarray(tangent)) == windows
+
+
+def test_the_power_zero_of_a_matrix_is_the_identity_whatever_is_in_it():
+    x = np.array([[np.inf, np.nan], [0, 1.0]])
+    np.testing.assert_array_equal(np.linalg.matrix_power(Tensor(x), 0).numpy(), np.eye(2))
+    assert not pe.grad(lambda x: np.sum(np.linalg.matrix_power(x, 0)))(np.ones((2, 2))).any()
+
+
+CONVOLUTIONS = [
+    {},
+    {"padding": 1},
+    {"stride": 2, "padding": 1},
+    {"stride": (2, 1), "padding": ((2, 0), (1, 2))},
+    {"dilation": 2, "padding": 2},
+    {"groups": 2, "padding": 1},
+    {"stride": 3, "padding": 1, "groups": 2},
+]
+
+
+@pytest.mark.parametrize("at", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize("block_bytes", [1, 50_000, 2**21])
+@pytest.mark.parametrize("joined", [1, 20, 512])
+def test_columns_of_several_samples_in_one_product_give_the_same_convolution(rng, monkeypatch, at, block_bytes, joined):
+    """In one block or several, whichever gradient is by columns or by products, and however few samples there are."""
+    x = rng.standard_normal((12, 8, 6, 5))
+    w = rng.standard_normal((6, 8 // at.get("groups", 1), 3, 3))
+    found = []
+    g = rng.standard_normal(ops.conv(Tensor(x), w, **at).shape)
+    slopes = pe.grad(lambda x, w: ops.sum(ops.conv(x, w, **at) * g), argnums=(0, 1))
+    for settings in ({"JOINED": 1}, {"JOINED": joined, "BLOCK_BYTES": block_bytes}):
+        with monkeypatch.context() as patch:
+            for name, value in settings.items():
+                patch.setattr(convolution, name, value)
+            y = ops.conv(Tensor(x), w, **at).numpy()
+            compiled = pe.compile(slopes)
+            found.append([y, *slopes(x, w), *compiled(x, w), *compiled(x, w)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("samples", "channels", "filters"), [(4, 3, 0), (0, 3, 2), (1, 30, 2), (7, 30, 1), (5, 0, 2)])
+def test_convolutions_without_samples_channels_or_filters(samples, channels, filters):
+    x, w = np.ones((samples, channels, 3, 3)), np.ones((filters, channels, 3, 3))
+    for find in (lambda f: f, pe.compile):
+        slopes = find(pe.grad(lambda x, w: ops.sum(ops.conv(x, w, padding=1)), argnums=(0, 1)))(x, w)
+        assert [slope.shape for slope in slopes] == [x.shape, w.shape]
+
+
+MEDIANS = [
+    [1.0, np.inf], [np.inf, np.inf], [-np.inf, np.inf], [1.0, 2.0, np.inf, np.inf, np.nan], [-1e308, 1e308], [3.0],
+    [np.nan], [np.nan, 2.0], [np.nan, 2.0, 1.0], [4.0, 2.0, np.nan, 1.0, 3.0], [2.0, 2.0, 1.0], [-np.inf, -np.inf, 5.0],
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value", "ignore:overflow")
+@pytest.mark.parametrize("values", MEDIANS, ids=str)
+def test_the_median_of_numbers_is_numpys(values):
+    x = np.array(values)
+    np.testing.assert_array_equal(np.nanmedian(Tensor(x)).numpy(), np.nanmedian(x))
+    rows = np.stack([x, x[::-1]])
+    for axis in (None, 0, 1, -1):
+        np.testing.assert_array_equal(np.nanmedian(Tensor(rows), axis=axis).numpy(), np.nanmedian(rows, axis=axis))
+        found = pe.compile(lambda x, axis=axis: np.nanmedian(x, axis=axis, keepdims=True))(rows)
+        np.testing.assert_array_equal(found, np.nanmedian(rows, axis=axis, keepdims=True))
+
+
+def test_the_slope_of_the_median_of_numbers_is_that_of_its_middle_elements():
+    slope = pe.grad(lambda x: np.nanmedian(x))
+    np.testing.assert_array_equal(slope(np.array([4.0, np.nan, 1.0, 3.0])), [0, 0, 0, 1])
+    np.testing.assert_array_equal(slope(np.array([4.0, np.nan, 1.0, 3.0, 2.0])), [0, 0, 0, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("ufunc", [np.hypot, np.gcd, np.lcm, np.maximum, np.logaddexp], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_reductions_of_one_element_or_a_few_are_numpys(ufunc, length):
+    x = -np.arange(3.0, 3 + 2 * length).reshape(2, length)
+    x = x.astype(np.int64) if ufunc in (np.gcd, np.lcm) else x
+    np.testing.assert_allclose(ufunc.reduce(Tensor(x), axis=1).numpy(), ufunc.reduce(x, axis=1), rtol=1e-15)
+    np.testing.assert_allclose(ufunc.accumulate(Tensor(x), axis=1).numpy(), ufunc.accumulate(x, axis=1), rtol=1e-15)
+    starts = list(range(length))
+    found = ufunc.reduceat(Tensor(x), starts, axis=1).numpy()
+    np.testing.assert_allclose(found, ufunc.reduceat(x, starts, axis=1), rtol=1e-15)
+
+
+def test_the_slope_of_a_length_of_one_element_has_its_sign():
+    np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.hypot.reduce(x, axis=1)))(np.full((2, 1), -3.0)), -1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_mean_of_equal_numbers_is_their_number(dtype):
+    for count in range(1, 200):
+        ones = np.ones(count, dtype)
+        assert np.mean(Tensor(ones)).item() == 1 and np.std(Tensor(ones)).item() == 0
+        assert np.mean(Tensor(ones) > 0).item() == 1
+    assert not pe.hessian(lambda x: np.std(x), np.ones(49)).any()
+
+
+def test_counts_of_a_histogram_do_not_end_at_what_float32_can_count(monkeypatch):
+    x = np.zeros(100, np.float32)
+    counts, _ = np.histogram(Tensor(x), 3)
+    assert counts.dtype == np.intp
+    from py_engine.ad.ops import statistics
+
+    assert statistics._weights_of("histogram", None, Tensor(x)).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("x", "xp", "fp", "by_fp"),
+    [
+        ([0.5, np.inf], [0.0, 1.0], [0.0, 1.0], [0.5, 1.5]),
+        ([-np.inf, 0.25], [0.0, 1.0], [0.0, 1.0], [1.75, 0.25]),
+        ([2.0], [0.0, 1.0, 1.0], [0.0, 1.0, 2.0], [0.0, 0.0, 1.0]),
+        ([-1.0], [0.0, 0.0, 1.0], [0.0, 1.0, 2.0], [1.0, 0.0, 0.0]),
+        ([0.5, 1.5], [0.0, 1.0, 1.0, 2.0], [0.0, 1.0, 5.0, 6.0], [0.5, 0.5, 0.5, 0.5]),
+    ],
+)
+def test_points_outside_of_a_table_leave_the_slopes_of_the_others(x, xp, fp, by_fp):
+    x, xp, fp = map(np.array, (x, xp, fp))
+    np.testing.assert_array_equal(np.interp(Tensor(x), xp, fp).numpy(), np.interp(x, xp, fp))
+    for find in (lambda f: f, pe.compile):
+        np.testing.assert_allclose(find(pe.grad(lambda fp: np.sum(np.interp(x, xp, fp))))(fp), by_fp)
+        assert np.isfinite(find(pe.grad(lambda x: np.sum(np.interp(x, xp, fp))))(x)).all()
