@@ -28,6 +28,7 @@ include("network/metrics.jl")
 include("network/optimizers.jl")
 include("network/steps.jl")
 include("network/parallel.jl")
+include("network/dropout_streams.jl")
 include("network/trainer.jl")
 
 export Chain, Layer, ParameterSpec, Parameters, as_dict, load!

@@ -303,7 +303,7 @@ function communicate(number::Int64, rank::Int64, size::Int64, add::Ptr{Cvoid})::
         NETWORK.check_parts(trainer.chain, trainer.loss, trainer.techniques, communicator)
         trainer.communicator = communicator
         NETWORK.set_rank!(trainer.chain, communicator)
-        empty!(trainer.plans)
+        NETWORK.forget_plans!(trainer)
         OK
     end
 end

@@ -143,3 +143,53 @@ end
     @test compile(y -> AD.topk(y, 2)[1])(y) == [0.9, 0.5] && compile(y -> AD.topk(y, 2)[2])(y) == [3, 4]
     @test_throws ShapeError AD.topk(Constant(y), 5)
 end
+
+@testset "powers whose tangent, exponent or base is 0, and of what is not finite" begin
+    for f in (y -> (y^2 + 1)^1.5, y -> (y^2 + 1)^-2, y -> sqrt(y^2 + 1), y -> (y^2 + 1)^0.3)
+        second = grad(grad(f))(0.0)
+        @test second != 0
+        @test grad(x -> jvp(f, (x,), (1.0,))[2])(0.0) ≈ jvp(x -> jvp(f, (x,), (1.0,))[2], (0.0,), (1.0,))[2] ≈ second
+    end
+    @test grad(t -> jvp(x -> sum(x .^ 1.5), ([4.0],), (t,))[2])([0.0]) == [3.0]
+    @test hessian(v -> v[1]^v[2], [2.0, 0.0]) ≈ [0 0.5; 0.5 log(2)^2]
+    @test grad(p -> grad(x -> x^p)(2.0))(0.0) ≈ derivative(p -> derivative(x -> x^p, 2.0), 0.0) ≈ 0.5
+    @test grad(x -> sum(x .^ 0))([Inf, 2.0, 0.0]) == zeros(3) && value(Constant([Inf NaN; 0.0 1.0])^0) == [1 0; 0 1]
+    @test all(iszero, grad(x -> sum(x^0))(ones(2, 2)))
+end
+
+item_of(x) = value(x)[]
+
+@testset "a function of one's own that does not depend on all operands has their size" begin
+    x = [1.0, 2.0, 3.0]
+    @test item_of(sum(x -> 2.0, Constant(x))) == 6 && item_of(count(x -> true, Constant(x))) == 3
+    @test value((x -> 2.0).(Constant(x))) == [2.0, 2.0, 2.0] && value((x -> 2.0).(Constant(Float32.(x)))) isa Vector{Float32}
+    @test grad(x -> sum((t -> 2.0).(x)) * sum(x))(x) == [6, 6, 6]
+    @test grad(x -> sum(((a, b) -> a).(x, [1.0 2.0 3.0 4.0])))(x) == [4, 4, 4]
+    @test_throws ShapeError ((a, b) -> a).(Constant(x), Constant([1.0, 2.0]))
+end
+@testset "functions far out, between infinite elements, and of negative diagonals" begin
+    for x in (1000.0, -1000.0, 29.9, 30.1, -30.1, 0.0, Inf, -Inf, 700.0)
+        @test value(sech.(Constant([x]))) ≈ [sech(x)] && (x == 0 || value(csch.(Constant([x]))) ≈ [csch(x)])
+        isfinite(x) && @test grad(x -> sum(sech.(x)))([x]) ≈ [-sech(x) * tanh(x)] atol = 1e-300
+        isfinite(x) && x != 0 && @test grad(x -> sum(csch.(x)))([x]) ≈ [-csch(x) * coth(x)] atol = 1e-300
+    end
+    @test all(abs.(grad(f)(Float32[100])[1]) < 1e-40 for f in (x -> sum(csch.(x)), x -> sum(sech.(x))))
+    # Julia 1.5 takes differences of infinite elements.
+    function expected(v, q)
+        at = 1 + (length(v) - 1) * q
+        a, b, share = sort(v)[floor(Int, at)], sort(v)[ceil(Int, at)], at - floor(at)
+        return share == 0 ? a : isfinite(b - a) ? a + share * (b - a) : (1 - share) * a + share * b
+    end
+    for v in ([Inf, Inf], [-Inf, -Inf, -Inf, 1.0], [-1.5e308, 1.5e308], [1.0, 2.0, Inf], [1.0, Inf, Inf, Inf], [2.0, 1.0, 4.0, 3.0])
+        @test isequal(value(median(Constant(v)))[], median(v))
+        for q in (0.0, 0.25, 0.5, 0.9, 1.0)
+            @test value(quantile(Constant(v), q))[] ≈ expected(v, q) nans = true
+            @test value(quantile(Constant(v), Constant(q)))[] ≈ expected(v, q) nans = true
+        end
+    end
+    @test value(logdet(Diagonal(Constant([-1.0, -2.0]))))[] ≈ log(2) && isnan(value(logdet(Diagonal(Constant([-1.0, 2.0]))))[])
+    @test grad(x -> logdet(Diagonal(x)))([-1.0, -2.0]) ≈ [-1, -0.5]
+    A = Float32[1 2 3; 4 5 6; 7 8 9]
+    @test value(pinv(Constant(A))) ≈ pinv(A) rtol = 1e-3
+    @test derivative(x -> x * clamp(x, 2.0, 1.0), 1.5) == grad(x -> x * clamp(x, 2.0, 1.0))(1.5) == 1
+end

@@ -108,3 +108,24 @@ end
     append!(one_element, ones(10^6))
     @test occursin("captures, of size", message_of(() -> f(3.0)))
 end
+
+@testset "a vector that the body of a loop or a branch captures is noticed when it is resized: $name" for (name, make) in (
+        "scan" => v -> x -> scan((c, _) -> (c .+ v, nothing), x, nothing; length=3)[1],
+        "branch" => v -> x -> branch(sum(x) .>= 0, a -> a .+ v, a -> a .- v, x),
+        "while_loop" => v -> x -> while_loop(c -> sum(c) .< 1, c -> c .+ v, x))
+    v = [1.0, 2.0]
+    f = compile(make(v))
+    expected = f([0.0, 0.0])
+    @test f([0.0, 0.0]) == expected
+    append!(v, zeros(10^6))
+    @test_throws ReplayError f([0.0, 0.0])
+end
+
+@testset "results are not written into what the body of a loop captures" begin
+    v, x = rand(1000), rand(1000)
+    f = compile(x -> (x .+ 1, scan((c, _) -> (c .+ v, nothing), x, nothing; length=2)[1]))
+    f(x)
+    before = copy(v)
+    @test_throws ReplayError AD.run!((v, zeros(1000)), f, x)
+    @test v == before
+end

@@ -1,6 +1,7 @@
 # The memory plan, without computing anything.
 
 using TwinGrad.AD: AD, Plan, plan
+using Random: MersenneTwister
 
 const PlanValue = AD.Value
 
@@ -83,4 +84,20 @@ end
 @testset "a long graph is planned in no time" begin
     values = [PlanValue(64; fixed=true); [PlanValue(64 * (1 + i % 7); reads=[i, max(1, i - 50)]) for i in 1:20_000]]
     @test length(plan(values).storage) == 20_001
+end
+
+@testset "one array as several operands of an op is what it is in the place of each, $T" for T in (Float32, Float64)
+    random = MersenneTwister(6)
+    W, x = randn(random, T, 200, 200) ./ 20, randn(random, T, 200, 40)
+    square_ = randn(random, T, 200, 200)
+    functions = (x -> (h = tanh.(x); W * h .+ h), x -> (h = tanh.(x); h .+ W' * h), x -> (h = tanh.(x) .+ 1; W * h .- h),
+        x -> (h = sin.(x) .* 2; max.(h, h) .* h ./ (h .+ 3)), x -> (h = cos.(x); ifelse.(h .> 0, h, h) .+ W * h))
+    for f in functions
+        total(x) = sum(abs2, f(x))
+        @test compile(f)(x) ≈ f(x) && compile(grad(total))(x) ≈ grad(total)(x)
+    end
+    for f in (h -> (h = tanh.(h); h * W .+ h), h -> (h = tanh.(h); h * h .+ h), h -> (h = tanh.(h); h' * h .+ h))
+        total(x) = sum(abs2, f(x))
+        @test compile(f)(square_) ≈ f(square_) && compile(grad(total))(square_) ≈ grad(total)(square_)
+    end
 end

@@ -1,6 +1,8 @@
 # A missing rule is an error in every mode; what is constant says so in its record.
 
 using TwinGrad.AD: AD, apply, no_gradient
+using LinearAlgebra: norm
+using Random: MersenneTwister
 
 """An op that cubes, and is not in the table; with the rules that are given."""
 cube(; rules...) = AD.Op("cube", AD.infer_elementwise; elementwise=true, rules...,
@@ -205,3 +207,40 @@ AD.elementwise("row_cube", :(3 * x^2); value=x -> x * x * x, functions=(row_cube
 end
 delete!(AD.TABLE, "row_cube")
 delete!(AD.DOTTED, row_cube)
+
+@testset "derivatives of lengths, angles and remainders where their formulas are singular or round" begin
+    lengths = (norm, x -> hypot.(x[1:1], x[2:2])[1], x -> sum(norm(reshape(x, 1, 2); dims=1)))
+    for f in lengths
+        @test all(iszero, grad(f)(zeros(2))) && all(iszero, hessian(f, zeros(2))) && all(iszero, compile(x -> hessian(f, x))(zeros(2)))
+    end
+    for (T, sizes) in ((Float64, (1e-200, 1e200)), (Float32, (1e-23, 1e20))), size in sizes
+        slopes = gradient((a, b) -> atan.(a, b)[1], T[size], T[2*size])
+        @test slopes[1] ≈ T[0.4 / size] && slopes[2] ≈ T[-0.2 / size]
+    end
+    for (a, b) in ((1.0, 0.1), (-1.0, 0.1), (5.3, -2.0), (0.3, 0.1), (7.0, 7.0), (1e10, 0.3))
+        slope = -round((a - rem(a, b)) / b)
+        @test gradient((a, b) -> rem.(a, b)[1], [a], [b]) == ([1.0], [slope]) && derivative(b -> rem(a, b), b) == slope
+        @test derivative(b -> mod(a, b), b) == -round((a - mod(a, b)) / b)
+    end
+    @test derivative(t -> derivative(t -> hypot(t, 0.0), t), 0.0) == 0 && derivative(t -> atan(t, 2e-200), 1e-200) ≈ 4e199
+end
+
+# An op whose value throws: done tile by tile, the last of which is a short one, it fails in any of them.
+row_root(x::Real) = sqrt(x)
+AD.elementwise("row_root", :(1 / (2 * row_root(x))); value=x -> sqrt(x), functions=(row_root,), doc="the root")
+
+@testset "an op that throws leaves a program as it was, $T" for T in (Float32, Float64)
+    x = rand(MersenneTwister(1), T, 100_000) .+ 1
+    f = compile(x -> row_root.(x) .* x .+ sin.(x))
+    expected = copy(f(x))
+    for place in (1, 50_000, 100_000)
+        bad = copy(x)
+        bad[place] = -1
+        @test_throws DomainError f(bad)
+        out = fill(T(NaN), length(x))
+        AD.run!(out, f, x)
+        @test out == expected == f(x)
+    end
+end
+delete!(AD.TABLE, "row_root")
+delete!(AD.DOTTED, row_root)

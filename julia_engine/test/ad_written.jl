@@ -159,7 +159,7 @@ end
         ((a, b) -> einsum("ij,jk,kl->il", a, b, a), (matrix[:, 1:3], matrix[:, 1:3])),
         (a -> einsum("ii->i", a), (matrix[:, 1:3],)),
         (a -> einsum("ij->", a), (matrix,)), (x -> maximum(x; dims=1) .+ minimum(x), (matrix,)),
-        (x -> softmax(x) .+ log_softmax(x; dims=(1, 2)), (matrix,)),
+        (x -> softmax(x) .+ log_softmax(x; dims=(1, 2)), (matrix,)), (x -> prod(x; dims=1), (matrix,)), (prod, (single,)),
         (x -> logsumexp(x; dims=2) .+ norm(x; dims=1), (matrix,)),
         ((x, w) -> conv(x, w; stride=2), (randn(WRITES, 7, 2, 2), randn(WRITES, 3, 2, 3))),
         (x -> max_pool(x, 2) .+ avg_pool(x, 2), (randn(WRITES, 6, 2, 1),)),

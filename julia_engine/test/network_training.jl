@@ -533,3 +533,158 @@ end
     @test losses == expected && one.chain.parameters.vector == other.chain.parameters.vector
     @test occursin("for each of 6 steps, got 1", message_of(() -> train_epoch!(one, x, y, order; rates=[0.1])))
 end
+
+@testset "a barrier that is broken once stays so" begin
+    team, found = NETWORK.Team(MANY), [Bool[] for _ in 1:MANY]
+    @test_throws ArgumentError("gone") NETWORK.together(team) do k
+        k == 1 && throw(ArgumentError("gone"))
+        for _ in 1:5
+            push!(found[k], NETWORK.meet!(team))
+        end
+    end
+    @test all(found[k] == fill(false, 5) for k in 2:MANY)
+    NETWORK.together(k -> push!(found[k], NETWORK.meet!(team)), team)
+    @test all(last.(found))
+end
+
+"""Hands its input on, unless a number in it is above 100."""
+struct Picky <: NETWORK.Layer
+    rule::Any
+end
+Picky() = Picky(custom_rule(x -> (any(>(100), x) && error("picky"); copy(x)); vjp=(g, y, x) -> copy(g), opaque=true))
+NETWORK.output_size(::Picky, input::Vector{Int}) = input
+NETWORK.forward(layer::Picky, x::AD.Tensor, ::Dict{String,AD.Tensor}, ::Bool) = layer.rule(x)
+
+@testset "an error in a part of a batch changes no parameter, where the parts meet: $first_bad" for first_bad in (true, false)
+    random = MersenneTwister(3)
+    x, y = randn(random, 2, 200), rand(random, 1:3, 200)
+    chain = Chain(Dense(2 => 4), Picky(), Dense(4 => 3); dtype=Float64)
+    trainer = Trainer(chain; loss=loss_of("softmax_cross_entropy"; class_weights=[1, 2, 1]), batch_size=200, threads=MANY, optimizer=SGD(0.1))
+    train_epoch!(trainer, x, y)
+    before, bad = copy(trainer.vector), copy(x)
+    bad[:, first_bad ? 1 : 200] .= 1e6
+    @test occursin("picky", sprint(showerror, error_of(() -> train_epoch!(trainer, bad, y))))
+    @test trainer.vector == before
+    train_epoch!(trainer, x, y)
+    @test trainer.vector != before
+end
+
+"""Takes time to be planned."""
+struct Slow <: NETWORK.Layer end
+NETWORK.output_size(::Slow, input::Vector{Int}) = input
+NETWORK.forward(::Slow, x::AD.Tensor, ::Dict{String,AD.Tensor}, training::Bool) = (training && sleep(0.5); x)
+
+@testset "a parallel region that another task enters while parts of a batch that meet are planned" begin
+    random = MersenneTwister(5)
+    x, y = randn(random, 6, 40), rand(random, 1:3, 40)
+    new() = Trainer(Chain(Dense(6 => 8), BatchNorm(8), Slow(), Dense(8 => 3); dtype=Float64); batch_size=20, threads=MANY)
+    expected = train_epoch!(new(), x, y)
+    region = @async begin
+        sleep(0.1)
+        Threads.@threads for _ in 1:MANY
+            sleep(3)
+        end
+    end
+    @test train_epoch!(new(), x, y) ≈ expected
+    wait(region)
+end
+
+@testset "settings that need more vectors may be set when the trainer is made: $(typeof(o))" for o in (SGD(0.1), RMSProp(0.01))
+    x, y, order = problem()
+    trainer = Trainer(model(); optimizer=deepcopy(o), threads=1, batch_size=10)
+    train_epoch!(trainer, x, y, order)
+    trainer.optimizer.momentum = 0.9
+    other = Trainer(model(); optimizer=deepcopy(trainer.optimizer), threads=1, batch_size=10)
+    other.vector .= trainer.vector
+    NETWORK.load_state!(other, merge(NETWORK.training_state(other), (numbers=NETWORK.training_state(trainer).numbers,)))
+    isempty(trainer.state.first) || copyto!(other.state.first, trainer.state.first)
+    @test train_epoch!(trainer, x, y, order) == train_epoch!(other, x, y, order)
+    @test trainer.vector == other.vector
+    p, g, state = ones(Float32, 10), ones(Float32, 10), State{Float32}(SGD(), 10)
+    step!(Adam(0.1), state, p, g)
+    @test all(isfinite, p) && length(state.first) == length(state.second) == 10
+end
+
+@testset "of an update that fails nothing is left, $(threads) threads, replay: $replay" for threads in unique((1, MANY)), replay in (true, false)
+    new(o) = Trainer(Chain(Dense(1 => 1; bias=false); seed=0); loss="mean_squared_error", optimizer=o, batch_size=2, accumulate=2,
+        threads=threads, techniques=Techniques(replay=replay))
+    x, y = ones(Float32, 1, 8), Float32[1 1 1 1 1 1 1 1]
+    x[1, 3:4], y[1, 3:4] = [1000, 1000], [1f18, 1f18]  # the gradient is finite, its norm is not
+    trainer, expected = new(SGD(0.1; clip_norm=1.0)), new(SGD(0.1; clip_norm=1.0))
+    @test error_of(() -> train_epoch!(trainer, x, y, 1:4)) isa NonFiniteError
+    @test trainer.pending == 0 && all(iszero, trainer.total) && trainer.vector == expected.vector
+    @test train_epoch!(trainer, x, y, 5:8) == train_epoch!(expected, x, y, 5:8)
+    @test trainer.vector == expected.vector
+end
+
+@testset "a step that fails leaves the statistics of batch normalisation as they were" begin
+    x, y = Float32[1 2 3 1000], Float32[1 1 1 1.8f19]
+    trainer = Trainer(Chain(Dense(1 => 2), BatchNorm(2), Dense(2 => 1)); loss="mean_squared_error",
+        optimizer=SGD(0.1; clip_norm=1.0), batch_size=4, threads=1)
+    before = copy(trainer.chain.parameters.vector)
+    @test error_of(() -> train_epoch!(trainer, x, y)) isa NonFiniteError
+    @test trainer.chain.parameters.vector == before
+end
+
+@testset "a training is resumed bit for bit, whatever is asked meanwhile: $asked" for asked in ("gradients", "costs", "a copy", "another size")
+    x, y, order = problem()
+    new(chain=Chain(Dense(12 => 16, relu), Dropout(0.5), Dense(16 => 3))) =
+        Trainer(chain; optimizer=Adam(0.01), batch_size=20, threads=1)
+    trainer = new()
+    asked == "gradients" && loss_and_gradients(trainer, x[:, 1:20], y[1:20])
+    train_epoch!(trainer, x, y, order)
+    asked == "gradients" && loss_and_gradients(trainer, x[:, 1:7], y[1:7])
+    other = asked == "a copy" ? new(deepcopy(trainer.chain)) : new()
+    other.vector .= trainer.vector
+    NETWORK.load_state!(other, NETWORK.training_state(trainer))
+    if asked == "costs"
+        NETWORK.suit!(other, [12])
+        NETWORK.costs(other), NETWORK.threads_in_step(other)
+    elseif asked == "another size"
+        loss_and_gradients(other, x[:, 1:7], y[1:7])
+    end
+    for _ in 1:2
+        @test train_epoch!(trainer, x, y, order) == train_epoch!(other, x, y, order)
+    end
+    @test trainer.vector == other.vector && NETWORK.training_state(trainer) == NETWORK.training_state(other)
+end
+
+@testset "a copy of a trainer goes on with the streams of its dropout layers" begin
+    x, y, order = problem()
+    trainer = Trainer(Chain(Dense(12 => 16, relu), Dropout(0.5), Dense(16 => 3)); batch_size=20, threads=1)
+    train_epoch!(trainer, x, y, order)
+    copied = deepcopy(trainer)
+    @test train_epoch!(trainer, x, y, order) == train_epoch!(copied, x, y, order)
+    @test trainer.vector == copied.vector
+end
+
+@testset "with rates, too, nothing is trained where something is wrong, and errors tell the step" begin
+    x, y, order = problem()
+    trainer = Trainer(model(); batch_size=10, threads=1)
+    before = copy(trainer.vector)
+    @test error_of(() -> train_epoch!(trainer, x, y, [order[1:20]; 999]; rates=[0.1, 0.1, 0.1])) isa ShapeError
+    @test error_of(() -> train_epoch!(trainer, x, y, order[1:20]; rates=[0.1, -1])) isa ConfigurationError
+    @test error_of(() -> train_epoch!(trainer, x, y, order[1:20]; rates=Float64[])) isa ShapeError
+    @test error_of(() -> train_epoch!(trainer, x, y, order[1:20], zeros(2), fill(0.1, 50))) isa ShapeError
+    @test trainer.vector == before
+    x[1, order[25]] = NaN
+    @test startswith(message_of(() -> train_epoch!(trainer, x, y, order; rates=fill(0.1, 6))), "step 3 of the epoch")
+end
+
+"""Has a gradient of nothing that comes before."""
+struct Signs <: NETWORK.Layer end
+NETWORK.output_size(::Signs, input::Vector{Int}) = input
+NETWORK.forward(::Signs, x::AD.Tensor, ::Dict{String,AD.Tensor}, ::Bool) = sign.(x)
+
+@testset "parameters without a gradient have none in the next step either: $(typeof(o))" for o in (RMSProp(0.01; weight_decay=0.1),
+        RMSProp(0.01; weight_decay=0.1, momentum=0.5), Adam(0.01; weight_decay=0.1), SGD(0.1; momentum=0.9, weight_decay=0.1, clip_norm=0.1))
+    random = MersenneTwister(2)
+    x, y = randn(random, 4, 30), rand(random, 1:2, 30)
+    found = map((true, false)) do replay
+        chain = Chain(Dense(4 => 3), Signs(), Dense(3 => 2); dtype=Float64, seed=0)
+        trainer = Trainer(chain; optimizer=deepcopy(o), batch_size=10, threads=1, techniques=Techniques(replay=replay))
+        train_epoch!(trainer, x, y), train_epoch!(trainer, x, y)
+        copy(chain.parameters.vector)
+    end
+    @test found[1] ≈ found[2] rtol = 1e-12
+end

@@ -256,25 +256,25 @@ const BINARY = (
     (:^, :(a^b), :(power_base(a, b)), :(power_exponent(a, b, y))),
     (:atan, :(atan(a, b)), on_numbers.(AD.ARCTAN2.derivatives)...),
     (:logaddexp, :(logaddexp(a, b)), :(share_of(a, b, y)), :(share_of(b, a, y))),
-    (:hypot, :(hypot(a, b)), :(a / nonzero(y)), :(b / nonzero(y))),
+    (:hypot, :(hypot(a, b)), :(part_of_length(a, y)), :(part_of_length(b, y))),
     (:log, :(log(a, b)), :(-y / (a * log(a))), :(inv(b * log(a)))),
     (:max, :(max(a, b)), :(share(a > b, a == b, a, y)), :(share(b > a, a == b, b, y))),
     (:min, :(min(a, b)), :(share(a < b, a == b, a, y)), :(share(b < a, a == b, b, y))),
-    (:rem, :(rem(a, b)), :(one(y)), :(-trunc(a / b))),
-    (:mod, :(mod(a, b)), :(one(y)), :(-floor(a / b))),
+    (:rem, :(rem(a, b)), :(one(y)), :(-round((a - y) / b))),
+    (:mod, :(mod(a, b)), :(one(y)), :(-round((a - y) / b))),
     (:copysign, :(copysign(a, b)), :(ifelse(signbit(a) == signbit(b), one(y), -one(y))), :(zero(y))),
     (:flipsign, :(flipsign(a, b)), :(ifelse(signbit(b), -one(y), one(y))), :(zero(y))),
 )
 
-# a^(b-1), and 0 where b = 0 even at a = 0, where it is infinite; y log(a), and its limit 0 at a = 0 for b >= 0.
-@inline power_base(a, b) = b == 0 ? zero(a^b) : b * a^(b - 1)
+# b a^(b-1), and 0 at a = b = 0, where a^(b-1) is infinite; y log(a), and its limit 0 at a = 0 for b >= 0.
+@inline power_base(a, b) = a == 0 && b == 0 ? zero(a^b) : b * a^(b - 1)
 @inline power_exponent(a, b, y) = a == 0 && b >= 0 ? zero(y) : y * log(a)
 
 # exp(a - y), and 0 where both terms are infinitely small.
 @inline share_of(a, b, y) = y == -Inf ? zero(y) : one(y) / (one(y) + exp(b - a))
 
-# What the derivatives of hypot are divided by: they are 0 at the origin.
-@inline nonzero(y) = ifelse(y == 0, one(y), y)
+# a / y, and 0 at the origin, where every derivative of hypot is.
+@inline part_of_length(a, y) = ifelse(y == 0, zero(y), a / ifelse(y == 0, one(y), y))
 
 """1 for the winner, 1/2 for a tie, 0 for the loser; NaN, which wins, has the whole derivative."""
 @inline share(wins::Bool, tie::Bool, mine, y) =
@@ -341,7 +341,7 @@ for (A, B, C) in ((:Dual, :Dual, :Plain), (:Dual, :Plain, :Dual), (:Plain, :Dual
 end
 
 @inline function Base.clamp(x::Dual, low::Real, high::Real)
-    return ifelse_(x < low, low, ifelse_(x > high, high, x))
+    return ifelse_(x > high, high, ifelse_(x < low, low, x))
 end
 @inline ifelse_(c::Bool, a, b) = ((u, v) = promote(a, b); ifelse(c, u, v))
 

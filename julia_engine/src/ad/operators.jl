@@ -74,7 +74,11 @@ function generic(@nospecialize(f), operands::Vector{Any})
             "all elements, so it cannot branch on their values; use ifelse.(condition, a, b)"))
         rethrow()
     end
-    return result isa Elements ? result.tensor : as_tensor(result)
+    # It may not depend on all operands, whose sizes the result has all the same.
+    arrays = Tensor[as_tensor(x) for x in operands if x isa Tensor || x isa AbstractArray]
+    floats = filter(x -> x.eltype <: AbstractFloat, arrays)
+    found = result isa Elements ? result.tensor : result isa Real && !isempty(floats) ? literal(floats[1].eltype, result) : as_tensor(result)
+    return spread_to(found, broadcast_dims(push!(arrays, found)))
 end
 
 no_op(@nospecialize(f)) = throw(NotDifferentiableError(

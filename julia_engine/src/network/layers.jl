@@ -424,48 +424,29 @@ mutable struct Dropout <: Layer
     name::Union{Nothing,String}
     rank::Int  # which of the processes that train together this is; the trainer sets it
     calls::Int
-    streams::Vector{Generator}  # of all traced copies; an eager call's is never used again
-    loaded::Vector{Int64}  # where the streams of a resumed training were, two numbers each
+    traced::Vector{Tuple{String,Generator}}  # of the copies traced last the scope and the stream, which a trainer takes over
 end
 
 function Dropout(@nospecialize(rate); seed=0, name=nothing)
     rate isa Real && !(rate isa Bool) && 0 <= rate < 1 ||
         throw(ConfigurationError("Dropout: rate must be a number >= 0 and < 1, got $(repr(rate))"))
     check_seed(seed)
-    return Dropout(Float64(rate), Int(seed), checked_name(name), 0, 0, Generator[], Int64[])
+    return Dropout(Float64(rate), Int(seed), checked_name(name), 0, 0, Tuple{String,Generator}[])
 end
 
 output_size(layer::Dropout, input::Vector{Int}) = input
 function forward(layer::Dropout, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
     training || return x
     layer.calls += 1
-    of_rank = layer.rank == 0 ? "" : "/$(layer.rank)"
-    generator = Generator(rand(stream(layer.seed, "$(AD.state().scope)/$(layer.calls)$of_rank"), Int64))
-    if x.data === nothing
-        push!(layer.streams, generator)
-        restore!(layer, length(layer.streams))
-    end
+    scope = AD.state().scope
+    generator = new_stream(layer, scope, layer.calls)
+    x.data === nothing && push!(layer.traced, (scope, generator))
     return dropout(x, layer.rate, generator)
 end
 
-"""
-Where the streams of all traced copies of a dropout layer are, in the order in which they were traced, and behind them those that
-were loaded for copies which have not been traced yet.
-"""
-stream_states(layer::Dropout) = append!(Int64[number for generator in layer.streams for number in generator.state],
-    layer.loaded[2*length(layer.streams)+1:end])
-
-"""Let the streams go on from such numbers; a copy that is traced later goes on from its own."""
-function load_streams!(layer::Dropout, numbers::Vector{Int64})
-    layer.loaded = copy(numbers)
-    for i in eachindex(layer.streams)
-        restore!(layer, i)
-    end
-    return nothing
-end
-
-restore!(layer::Dropout, i::Int) =
-    (2i <= length(layer.loaded) && copyto!(layer.streams[i].state, 1, layer.loaded, 2i - 1, 2); nothing)
+"""The stream of this number of the layer in this place of a chain."""
+new_stream(layer::Dropout, scope::String, number::Int) =
+    Generator(rand(stream(layer.seed, "$scope/$number$(layer.rank == 0 ? "" : "/$(layer.rank)")"), Int64))
 Base.show(io::IO, layer::Dropout) = print(io, "Dropout(", layer.rate, ")")
 
 LAYERS["dropout"] = Dropout

@@ -7,10 +7,10 @@
 """
     Optimizer
 
-What all optimizers (the papers' DescentMethod) share: `learning_rate`, which can be set at any time and holds from the
-next step on; `weight_decay`, which adds `weight_decay * parameters` to the gradient (in [`AdamW`](@ref) it is decoupled
-from it); `clip_value`, which limits every element of the gradient to ±`clip_value`; and `clip_norm`, which then limits
-the norm of the whole gradient. Settings only: what a rule keeps between steps is in a `State`.
+What all optimizers (the papers' DescentMethod) share: `learning_rate`; `weight_decay`, which adds `weight_decay *
+parameters` to the gradient (in [`AdamW`](@ref) it is decoupled from it); `clip_value`, which limits every element of the
+gradient to ±`clip_value`; and `clip_norm`, which then limits the norm of the whole gradient. All settings can be set at any
+time and hold from the next step on. What a rule keeps between steps is in a `State`.
 """
 abstract type Optimizer end
 """The papers' name for [`Optimizer`](@ref)."""
@@ -156,9 +156,16 @@ mutable struct State{T}
     second::Vector{T}
 end
 
-function State{T}(optimizer::Optimizer, n::Int) where {T}
+State{T}(optimizer::Optimizer, n::Int) where {T} = suit!(State{T}(0, T[], T[]), optimizer, n)
+
+"""Make the vectors that a rule keeps, unless they are there: zeros; and drop others. Settings may change at any time."""
+function suit!(state::State{T}, optimizer::Optimizer, n::Int) where {T}
     kept = length(state_names(optimizer))
-    return State{T}(0, AD.zeroed!(Vector{T}(undef, kept > 0 ? n : 0)), AD.zeroed!(Vector{T}(undef, kept > 1 ? n : 0)))
+    kept > 0 && length(state.first) < n && (state.first = AD.zeroed!(Vector{T}(undef, n)))
+    kept > 1 && length(state.second) < n && (state.second = AD.zeroed!(Vector{T}(undef, n)))
+    kept > 0 || isempty(state.first) || (state.first = T[])
+    kept > 1 || isempty(state.second) || (state.second = T[])
+    return state
 end
 
 """
@@ -171,6 +178,7 @@ unchanged, if the norm is to be clipped and is NaN or infinite.
 function step!(optimizer::Optimizer, state::State{T}, vector::Vector{T}, gradient::Vector{T}) where {T}
     length(vector) >= length(gradient) || throw(ConfigurationError(
         "step!: expected a gradient of length $(length(vector)) at most, got $(length(gradient))"))
+    suit!(state, optimizer, length(gradient))
     GC.@preserve vector gradient state begin
         n, g = length(gradient), pointer(gradient)
         optimizer.clip_value < Inf && clip!(g, T(optimizer.clip_value), 1, n)
@@ -228,21 +236,21 @@ end
 function update!(o::RMSProp, p::Ptr{T}, g::Ptr{T}, square::Ptr{T}, velocity::Ptr{T}, first::Int, last::Int, steps::Int) where {T}
     rate, decay, alpha, eps, momentum = T(o.learning_rate), T(o.weight_decay), T(o.alpha), T(o.eps), T(o.momentum)
     rest, collects, least = T(1 - o.alpha), o.momentum > 0, least_kept(T, o.eps)
-    @inbounds @simd ivdep for i in first:last
-        gi = load(g, i) + decay * load(p, i)
-        s = kept(alpha * load(square, i) + rest * gi * gi, least)
-        store!(square, s, i)
-        store!(g, gi / (root(s) + eps), i)
-    end
     if collects
         @inbounds @simd ivdep for i in first:last
-            v = kept(momentum * load(velocity, i) + load(g, i), least)
+            gi = load(g, i) + decay * load(p, i)
+            s = kept(alpha * load(square, i) + rest * gi * gi, least)
+            v = kept(momentum * load(velocity, i) + gi / (root(s) + eps), least)
+            store!(square, s, i)
             store!(velocity, v, i)
             store!(p, load(p, i) - rate * v, i)
         end
     else
         @inbounds @simd ivdep for i in first:last
-            store!(p, load(p, i) - rate * load(g, i), i)
+            gi = load(g, i) + decay * load(p, i)
+            s = kept(alpha * load(square, i) + rest * gi * gi, least)
+            store!(square, s, i)
+            store!(p, load(p, i) - rate * (gi / (root(s) + eps)), i)
         end
     end
     return nothing

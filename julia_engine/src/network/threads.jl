@@ -21,11 +21,12 @@ const PATIENCE = 2000
 """Wait until all have come here; false when one of them never will."""
 @inline function meet!(team::Team)
     team.size == 1 && return true
+    team.broken[] == 0 || return false
     meeting = team.meetings[]
     if Threads.atomic_add!(team.arrived, 1) == team.size - 1
         team.arrived[] = 0
         Threads.atomic_add!(team.meetings, 1)
-        return true
+        return team.broken[] == 0
     end
     turns = 0
     while team.meetings[] == meeting
@@ -34,7 +35,7 @@ const PATIENCE = 2000
         turns < PATIENCE ? ccall(:jl_cpu_pause, Cvoid, ()) : offer_processor()
         GC.safepoint()
     end
-    return true
+    return team.broken[] == 0
 end
 
 @static if Sys.iswindows()
@@ -43,9 +44,13 @@ else
     offer_processor() = (ccall(:sched_yield, Cint, ()); nothing)
 end
 
-"""How many threads a team may have: those of Julia, unless this code runs in a parallel region already."""
+"""Held by the team that works: threads that wait for each other may not be those that another team waits for."""
+const ONE_TEAM = ReentrantLock()
+
+"""How many threads a team may have: those of Julia, unless a parallel region, or another team, is at work already."""
 function threads_to_use(wanted::Int)
     ccall(:jl_in_threaded_region, Cint, ()) == 0 || return 1
+    islocked(ONE_TEAM) && return 1
     @static if Versions.THREADS_FROM_FIRST_ALONE
         Threads.threadid() == 1 || return 1 
     end
@@ -75,14 +80,24 @@ end
 spawned(members::Members, k::Int) = Threads.@spawn members(k)
 
 """
-Run `work(k)` for each k of the team, each in a thread of its own. An exception in one of them is thrown here, after the
-others have left.
+Run `work(k)` for each k of the team, each in its thread, when no other team works. An exception in one of them is thrown
+here, after the others have left.
 """
 function together(@nospecialize(work), team::Team)
     team.size == 1 && return (work(1); nothing)
+    members = Members(work, team, Vector{Any}(nothing, team.size))
+    lock(() -> run_members(members), ONE_TEAM)
+    members.work = nothing
+    for error in members.errors
+        error === nothing || throw(error)
+    end
+    return nothing
+end
+
+function run_members(members::Members)
+    team = members.team
     team.arrived[] = 0
     team.broken[] = 0
-    members = Members(work, team, Vector{Any}(nothing, team.size))
     if Versions.waits_apart()
         # This thread would wait beside the team, and take a core from it: so it is one of the team.
         others = Task[spawned(members, k) for k in 2:team.size]
@@ -92,10 +107,6 @@ function together(@nospecialize(work), team::Team)
         Threads.@threads :static for k in 1:Threads.nthreads()
             k <= team.size && members(k)
         end
-    end
-    members.work = nothing
-    for error in members.errors
-        error === nothing || throw(error)
     end
     return nothing
 end

@@ -56,6 +56,7 @@ mutable struct Trainer{T,O<:Optimizer}
     output::Vector{Int}
     plans::Dict{Tuple{Int,Int},Vector{Shard{T}}}  # by the number of samples, and of threads
     single::Union{Nothing,Shard{T}}  # the plan for one sample, where a batch goes through one by one
+    streams::DropoutStreams  # of the plans
     forwards::Dict{Tuple{Int,Bool},Tape}
     partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
     ids::Bool  # samples are token ids
@@ -92,7 +93,8 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
         batch_size, threads, accumulate, techniques, Team(splits ? threads : 1),
         AD.zeroed!(Vector{T}(undef, n)), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
-        Dict{Tuple{Int,Int},Vector{Shard{T}}}(), nothing, Dict{Tuple{Int,Bool},Tape}(), zeros(8 * (threads + 1)), takes_ids(chain), false,
+        Dict{Tuple{Int,Int},Vector{Shard{T}}}(), nothing, DropoutStreams(dropouts(chain)), Dict{Tuple{Int,Bool},Tape}(),
+        zeros(8 * (threads + 1)), takes_ids(chain), false,
         [(1, n)], [T[] for _ in 1:threads], Inf, communicator)
 end
 
@@ -124,6 +126,7 @@ function Base.deepcopy_internal(trainer::Trainer{T}, known::IdDict) where {T}
     copied.state = Base.deepcopy_internal(trainer.state, known)
     copied.total = copy(trainer.total)
     copied.pending = trainer.pending
+    load_streams!(copied.streams, stream_states(trainer.streams))
     return copied
 end
 
@@ -146,34 +149,41 @@ parameters are then those before that step.
 function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, order::AbstractVector{<:Integer}=1:size(x)[end];
         rates::Union{Nothing,AbstractVector{<:Real}}=nothing)
     losses = zeros(cld(length(order), trainer.batch_size))
-    if rates === nothing
-        train_epoch!(trainer, x, y, order, losses)
-        return losses
-    end
-    length(rates) == length(losses) || throw(ShapeError(
-        "train_epoch!: expected a learning rate for each of $(length(losses)) steps, got $(length(rates))"))
-    for (step, rate) in enumerate(rates)
-        trainer.optimizer.learning_rate = setting("train_epoch!", "learning rate", rate; at_least=0.0)
-        rows = order[(step-1)*trainer.batch_size+1:min(step * trainer.batch_size, length(order))]
-        losses[step] = train_epoch!(trainer, x, y, rows)[1]
-    end
+    train_epoch!(trainer, x, y, order, losses, rates === nothing ? nothing : Float64[rate for rate in rates])
     return losses
 end
 
-"""The same, with memory for the losses: with `Array`s of the right element types and one thread, nothing is allocated."""
+"""
+The same, with memory for the losses, and a rate for each step or none: with `Array`s of the right element types and one thread,
+nothing is allocated.
+"""
 function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, order::AbstractVector{<:Integer},
-        losses::Vector{Float64})
+        losses::Vector{Float64}, rates::Union{Nothing,Vector{Float64}}=nothing)
     samples = checked_samples!(trainer, x)
     targets = checked_targets(trainer, y, size(x)[end])
     rows = checked_order(order, size(x)[end])
     length(losses) == cld(length(rows), trainer.batch_size) || throw(ShapeError(
         "train_epoch!: expected room for $(cld(length(rows), trainer.batch_size)) losses, got $(length(losses))"))
+    rates === nothing || check_rates(rates, length(losses))
     GC.@preserve samples targets rows losses begin
-        train_steps!(trainer, Data(samples, targets, trainer.loss.classes, rows, size(x)[end]), pointer(losses), 1,
-            length(losses))
+        data = Data(samples, targets, trainer.loss.classes, rows, size(x)[end])
+        if rates === nothing
+            train_steps!(trainer, data, pointer(losses), 1, length(losses))
+        else
+            for (step, rate) in enumerate(rates)
+                trainer.optimizer.learning_rate = rate
+                train_steps!(trainer, data, pointer(losses), step, step)
+            end
+        end
     end
     trainer.communicator === nothing || trainer.communicator.add!(losses)
     return nothing
+end
+
+function check_rates(rates::Vector{Float64}, steps::Int)
+    length(rates) == steps || throw(ShapeError(
+        "train_epoch!: expected a learning rate for each of $steps steps, got $(length(rates))"))
+    foreach(rate -> setting("train_epoch!", "learning rate", rate; at_least=0.0), rates)
 end
 
 """
@@ -218,6 +228,7 @@ end
 function loss_and_gradient!(trainer::Trainer{T}, data::Data) where {T}
     before = set_blas_threads(trainer.threads)
     try
+        forget_traced!(trainer.streams)
         shard = AD.apart(gradient_shard, trainer, data.rows)::Shard{T}
         GC.@preserve shard run!(shard, data, 0)
         return Float64(GC.@preserve shard unsafe_load(shard.loss))
@@ -237,11 +248,12 @@ threads, with the seconds divided by the threads that do the same or share it; t
 threads' gradients. What else a step takes is for gathering the samples, looking for NaN, and waiting.
 """
 function costs(trainer::Trainer{T}) where {T}
+    choose_sparse!(trainer)
     shards = shards_for!(trainer, trainer.batch_size)
     tapes, n = Tape[AD.untiled(shard.tape) for shard in shards], length(shards)
     found = [Tuple{AD.Step,Float64}[] for _ in shards]
     team = n > 1 && threads_to_use(trainer.team.size) == trainer.team.size ? trainer.team : ALONE
-    streams = Vector{Int64}[stream_states(layer) for layer in dropouts(trainer)]
+    streams = kept_streams(trainer.streams)
     before = set_blas_threads(blas_threads(shards, trainer.threads))
     meet_in!(team, shards)
     try
@@ -253,7 +265,7 @@ function costs(trainer::Trainer{T}) where {T}
     finally
         meet_in!(ALONE, shards)
         set_blas_threads(before)
-        foreach(load_streams!, dropouts(trainer), streams)
+        put_back!(streams)
     end
     each = Tuple{String,String,Float64,Int}[]
     for (shard, tape, steps) in zip(shards, tapes, found), (step, seconds) in steps
@@ -282,6 +294,7 @@ const UPDATE = "sums and update"
 What the threads do in the step of a whole mini-batch, in words.
 """
 function threads_in_step(trainer::Trainer)
+    choose_sparse!(trainer)
     shards = shards_for!(trainer, trainer.batch_size)
     length(shards) > 1 && return "split over $(length(shards)) threads"
     shards[1].shared === nothing || return "products shared by $(trainer.threads) threads"
@@ -302,17 +315,16 @@ A new trainer of the same chain and settings that has the same parameters and ta
 goes on bit for bit as this one would. With a communicator it is the state of this process, whose streams are its own.
 """
 function training_state(trainer::Trainer)
-    trainer.techniques.replay || isempty(dropouts(trainer)) || throw(ConfigurationError(
+    trainer.techniques.replay || isempty(trainer.streams.layers) || throw(ConfigurationError(
         "eager steps of a dropout layer cannot be resumed: switch the technique replay on"))
+    suit!(trainer.state, trainer.optimizer, length(trainer.gradient))
     numbers = Int64[trainer.state.steps, trainer.pending]
-    for layer in dropouts(trainer)
-        found = stream_states(layer)
+    for found in stream_states(trainer.streams)
         append!(push!(numbers, length(found)), found)
     end
     return (numbers=numbers, first=copy(trainer.state.first), second=copy(trainer.state.second), total=copy(trainer.total))
 end
 
-dropouts(trainer::Trainer) = dropouts(trainer.chain)
 dropouts(chain::Chain) = Dropout[layer for layer in chain.layers if layer isa Dropout]
 
 """
@@ -321,9 +333,10 @@ dropouts(chain::Chain) = Dropout[layer for layer in chain.layers if layer isa Dr
 Take over what [`training_state`](@ref) gave. Throws a `ParameterError`, and changes nothing, if it does not fit.
 """
 function load_state!(trainer::Trainer{T}, state) where {T}
-    numbers, layers = state.numbers, dropouts(trainer)
+    suit!(trainer.state, trainer.optimizer, length(trainer.gradient))
+    numbers = state.numbers
     streams, next = Vector{Int64}[], 3
-    for _ in layers
+    for _ in trainer.streams.layers
         count = next <= length(numbers) ? numbers[next] : -1
         0 <= count <= length(numbers) - next || throw(unfit_state())
         push!(streams, numbers[next+1:next+count])
@@ -336,7 +349,7 @@ function load_state!(trainer::Trainer{T}, state) where {T}
     copyto!(trainer.state.first, state.first)
     copyto!(trainer.state.second, state.second)
     copyto!(trainer.total, state.total)
-    foreach(load_streams!, layers, streams)
+    load_streams!(trainer.streams, streams)
     return nothing
 end
 
@@ -453,14 +466,23 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     end
     full, rest = parts(trainer, data.rows)
     choose_sparse!(trainer)
-    shards = shards_for!(trainer, full)
-    others = rest == 0 ? shards : shards_for!(trainer, rest)
+    suit!(trainer.state, trainer.optimizer, length(trainer.gradient))
+    threads = threads_to_use(trainer.team.size)
+    shards = shards_for!(trainer, full, threads)
+    others = rest == 0 ? shards : shards_for!(trainer, rest, threads)
+    while threads != threads_to_use(trainer.team.size)  # another task has entered a parallel region, or left it, since
+        threads = threads_to_use(trainer.team.size)
+        shards = shards_for!(trainer, full, threads)
+        others = rest == 0 ? shards : shards_for!(trainer, rest, threads)
+    end
+    trains!(trainer.streams, (full, threads_for(trainer, full, threads)))
+    rest == 0 || trains!(trainer.streams, (rest, threads_for(trainer, rest, threads)))
     forget!(shards)  # what an error may have left behind
     forget!(others)
     foreach(shard -> AD.check_ready(shard.tape), shards)
     foreach(shard -> AD.check_ready(shard.tape), others)
     works_together = length(shards) > 1 || shards[1].shared !== nothing
-    team = threads_to_use(trainer.team.size) == trainer.team.size && works_together ? trainer.team : ALONE
+    team = threads == trainer.team.size && works_together ? trainer.team : ALONE
     before = set_blas_threads(blas_threads(shards, trainer.threads))
     steps, pending = trainer.state.steps, trainer.pending
     failed = 0
@@ -537,7 +559,6 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         elseif wrong != 0
             return step
         end
-        k == 1 && foreach(keep_states!, shards)
         pending += 1
         updates = pending == trainer.accumulate
         updates && (pending = 0; steps += 1)
@@ -546,7 +567,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
             reduce!(trainer, shards, updates, from, to)
             if updates
                 meet!(team) || return 0  # nobody reads `partial` any more
-                clip!(trainer, team, k, from, to) || return step
+                clip!(trainer, team, k, from, to) || return left_out!(trainer, k, from, to, step)
                 update_stretch!(trainer, from, to, steps)
             end
         else
@@ -563,12 +584,20 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
             end
         end
         if k == 1  # after every step, so that the count is right even if the next one throws
+            foreach(keep_states!, shards)
             trainer.state.steps, trainer.pending = steps, pending
             updates && (trainer.update_seconds = min(trainer.update_seconds, (time_ns() - before) / 1e9))
         end
         meet!(team) || return 0
     end
     return 0
+end
+
+"""Leave nothing of an update whose gradient can't be clipped for the next one; return the step."""
+function left_out!(trainer::Trainer, k::Int, from::Int, to::Int, step::Int)
+    trainer.accumulate > 1 && clear!(trainer.total, from, to)
+    k == 1 && (trainer.pending = 0)
+    return step
 end
 
 """Sum the gradients of the shards, and those of all processes; whether all of it is finite."""
@@ -685,6 +714,8 @@ function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, fir
             start = (step - 1) * trainer.batch_size
             count = min(trainer.batch_size, data.rows - start)
             if trainer.techniques.replay
+                single_shard!(trainer)
+                trains!(trainer.streams, ONE_BY_ONE)
                 loss = samples_step!(single_shard!(trainer), data, start, count, trainer.gradient)
             else
                 x = Array{input_type(trainer)}(undef, trainer.input..., count)
@@ -700,8 +731,11 @@ function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, fir
                 trainer.pending == trainer.accumulate || continue
                 trainer.pending = 0
             end
-            step!(trainer.optimizer, trainer.state, trainer.vector, gradient_vector(trainer))
-            trainer.accumulate > 1 && fill!(trainer.total, 0)
+            try
+                step!(trainer.optimizer, trainer.state, trainer.vector, gradient_vector(trainer))
+            finally
+                trainer.accumulate > 1 && fill!(trainer.total, 0)
+            end
         end
     finally
         set_blas_threads(before)
@@ -771,8 +805,16 @@ function choose_sparse!(trainer::Trainer{T}) where {T}
     o = trainer.optimizer
     wanted = trainer.techniques.sparse_columns && trainer.techniques.flat_parameters && trainer.accumulate == 1 &&
         o.clip_norm == Inf && o.clip_value == Inf && trainer.communicator === nothing
-    wanted == trainer.sparse || empty!(trainer.plans)
+    wanted == trainer.sparse || forget_plans!(trainer)
     trainer.sparse = wanted
+    return nothing
+end
+
+"""Forget how steps are planned; those that are planned in their place resume their random streams."""
+function forget_plans!(trainer::Trainer)
+    forget!(trainer.streams)
+    empty!(trainer.plans)
+    trainer.single = nothing
     return nothing
 end
 
@@ -793,22 +835,26 @@ function dense_stretches(layout::Layout, columns::Vector{Columns{T}}) where {T}
     return found
 end
 
-function shards_for!(trainer::Trainer{T}, samples::Int) where {T}
-    threads = threads_for(trainer, samples)
+"""The parts of a batch of so many samples, planned when they are first needed. For `available` see `threads_for`."""
+function shards_for!(trainer::Trainer{T}, samples::Int, available::Int=threads_to_use(trainer.team.size)) where {T}
+    threads = threads_for(trainer, samples, available)
     known = get(trainer.plans, (samples, threads), nothing)
     known === nothing || return known
-    return trainer.plans[samples, threads] = AD.apart(planned, trainer, samples, threads)::Vector{Shard{T}}
+    forget_traced!(trainer.streams)
+    found = AD.apart(planned, trainer, samples, threads)::Vector{Shard{T}}
+    keep_traced!(trainer.streams, (samples, threads))
+    return trainer.plans[samples, threads] = found
 end
 
 """
 How many threads a batch is split over. Parts that meet each other need a thread each, which they do not have inside a
-parallel region of the user's; others can wait for their turn.
+parallel region of the user's; others can wait for their turn. `available` is what `threads_to_use` says.
 """
-function threads_for(trainer::Trainer, samples::Int)
+function threads_for(trainer::Trainer, samples::Int, available::Int=threads_to_use(trainer.team.size))
     threads = trainer.team.size
     (threads == 1 || samples < 2 * threads) && return 1
     couples_batch(trainer.chain) || couples_batch(trainer.loss) || return threads
-    return splits(trainer.chain) && threads_to_use(threads) == threads ? threads : 1
+    return splits(trainer.chain) && available == threads ? threads : 1
 end
 
 function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
@@ -835,10 +881,15 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     return shards
 end
 
+"""What the trainer's streams call the step of one sample."""
+const ONE_BY_ONE = (1, 0)
+
 function single_shard!(trainer::Trainer{T}) where {T}
     if trainer.single === nothing
+        forget_traced!(trainer.streams)
         trainer.single = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
             target_type(trainer), 1, 1, zeros(T, length(trainer.gradient)), trainer.techniques)[1]
+        keep_traced!(trainer.streams, ONE_BY_ONE)
     end
     return trainer.single::Shard{T}
 end
@@ -867,9 +918,8 @@ end
 function suit!(trainer::Trainer, dims::Vector{Int})
     trainer.output = output_size(trainer.chain, dims)
     trainer.input = dims
-    empty!(trainer.plans)
+    forget_plans!(trainer)
     empty!(trainer.forwards)
-    trainer.single = nothing
     return nothing
 end
 

@@ -103,7 +103,7 @@ function Replay(tape::Tape, structure::Structure, results::Structure)
     hot = t.preallocate && t.concrete
     plain = hot && structure.kind === :tuple && all(child -> child.kind === :leaf, structure.children)
     code = plain && isempty(tape.resizable) && isempty(tape.converted) ? straight(tape.program) : nothing
-    captured_ = Tuple{UInt,UInt}[extent(x.data) for x in captured(tape.program) if !x.literal]
+    captured_ = Tuple{UInt,UInt}[extent(x.data) for x in [captured(tape.program); captured_inside(tape.program)] if !x.literal]
     references = plain ? operands_by_slot(tape) : Vector{Reference}[Reference[] for _ in [tape.inputs; tape.outputs]]
     n = length(tape.inputs)
     return Replay(tape, results, plain, code, references[1:n], references[n+1:end], captured_)
@@ -328,8 +328,8 @@ function is_read_in_place(w::Watched, tape::Tape)
     x = w.object
     any(c -> c.source === x || owner_of(c.source) === x, tape.converted) && return true
     x isa Array && isbitstype(eltype(x)) || return false
-    inner = Tensor[t for e in tape.program.equations for t in captured_by(e.attrs)]
-    return any(t -> !t.literal && t.data !== nothing && share_bytes(extent(x), extent(t.data::Memory)), [captured(tape.program); inner])
+    found = [captured(tape.program); captured_inside(tape.program)]
+    return any(t -> !t.literal && t.data !== nothing && share_bytes(extent(x), extent(t.data::Memory)), found)
 end
 
 watched_parts(f::Compiled) = (f.f,)

@@ -68,13 +68,14 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
     for x in leaves
         memories[number[x]] = x.data::Memory
     end
-    destinations = Memory[result_memory(get(results, k, nothing), x, leaves) for (k, x) in enumerate(program.outputs)]
+    inside = captured_inside(program)  # by bodies of loops and branches
+    destinations = Memory[result_memory(get(results, k, nothing), x, [leaves; inside]) for (k, x) in enumerate(program.outputs)]
     for (k, (x, m)) in enumerate(zip(program.outputs, destinations))
         memories[number[x]] = in_slot(m, length(inputs) + k)
     end
     tape = Tape(program, techniques, inputs, Any[m.root for m in destinations], Instructions(), Any[], Step[], arranged,
         arena_memory(arranged.size), known, memories, destinations, regions,
-        filter(x -> is_resizable(x.data::Memory), leaves), conversions(leaves, program), Watched[], Tensor[], false)
+        filter(x -> is_resizable(x.data::Memory), unique([leaves; inside])), conversions(leaves, program), Watched[], Tensor[], false)
     now = state()
     @entering scope=now.scope techniques=techniques begin
         for e in program.equations
@@ -526,10 +527,12 @@ function captured(program::Program)
     return found
 end
 
+"""The tensors with data that pieces of programs inside of a program use, such as the bodies of its loops."""
+captured_inside(program::Program) = Tensor[x for e in program.equations for x in captured_by(e.attrs)]
+
 """What was converted into captured tensors, those of the pieces of programs inside included."""
 function conversions(leaves::Vector{Tensor}, program::Program)
-    inner = Tensor[x for e in program.equations for x in captured_by(e.attrs)]
-    return Converted[x.attrs.converted for x in [leaves; inner] if has_attribute(x.attrs, :converted)]
+    return Converted[x.attrs.converted for x in [leaves; captured_inside(program)] if has_attribute(x.attrs, :converted)]
 end
 
 """The values that some op, or a fused region, can use, directly or through views, only without gaps."""
@@ -564,6 +567,8 @@ function described(e::Equation, number::Dict{Tensor,Int}, made::Made, outputs::S
     for i in op.overwrites
         i <= length(e.inputs) || continue
         a = e.inputs[i]
+        # One array may be two operands, of which only one may be overwritten.
+        any(j -> e.inputs[j] === a && !(j in op.overwrites), eachindex(e.inputs)) && continue
         before = op_of(a, made)
         a.dims == x.dims && a.eltype === x.eltype && (before === nothing || before === RESHAPE || before.view === nothing) &&
             push!(may_overwrite, number[a])

@@ -324,20 +324,25 @@ end
 end
 
 """
-Do a stretch for one tile after the other; its instructions are then what they were. An interrupt waits until then: one
-that left them at some tile would let the next run write outside of its memory.
+Do a stretch for one tile after the other; its instructions are then what they were, even where one of them throws. An
+interrupt waits until then: one that left them at some tile would let the next run write outside of its memory.
 """
 @inline function execute_tiles!(code::Vector{Instruction{T}}, s::Segment, moves::Vector{Tuple{Int,Int,Int}}) where {T}
     tiles = cld(s.n, s.tile)
     rest = s.n - (tiles - 1) * s.tile
+    moved = 0
     Base.sigatomic_begin()
-    for k in 1:tiles
-        k == tiles && rest < s.tile && set_lengths!(code, s.first, s.last, rest)
-        execute!(code, s.first, s.last)
-        move!(code, moves, s.moving, k < tiles ? 1 : 1 - tiles)
+    try
+        for k in 1:tiles
+            k == tiles && rest < s.tile && set_lengths!(code, s.first, s.last, rest)
+            execute!(code, s.first, s.last)
+            k < tiles && (move!(code, moves, s.moving, 1); moved = k)
+        end
+    finally
+        move!(code, moves, s.moving, -moved)
+        rest < s.tile && set_lengths!(code, s.first, s.last, s.tile)
+        Base.sigatomic_end()
     end
-    rest < s.tile && set_lengths!(code, s.first, s.last, s.tile)
-    Base.sigatomic_end()
     return nothing
 end
 

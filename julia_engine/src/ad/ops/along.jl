@@ -200,7 +200,11 @@ function quantile_of(sorted::Tensor, left, q::Real, alpha::Real, beta::Real)
     low = floor(Int, at)
     value_ = sorted[low, :]
     if low < n && at > low
-        value_ = ADD(value_, MUL(SUB(sorted[low+1, :], value_), at - low))
+        next, share_ = sorted[low+1, :], at - low
+        width = SUB(next, value_)
+        # Between infinite elements, or where the difference is, the mean by weights.
+        value_ = choose(ISFINITE(width), ADD(value_, MUL(choose(ISFINITE(width), width, 0), share_)),
+            ADD(MUL(value_, 1 - share_), MUL(next, share_)))
     end
     return without_nan(sorted, value_, left)
 end
@@ -214,11 +218,13 @@ function quantile_of(sorted::Tensor, left, q::Tensor, alpha::Real, beta::Real)
     low = clip(FLOOR(at), 1, max(n - 1, 1))
     first_, second = (gather(sorted, astype(clip(k, 1, n), Int64); dims=1) for k in (low, ADD(low, 1)))
     between, width = SUB(at, low), SUB(second, first_)
-    # An element itself, which may be infinite: nothing times an infinite width.
-    exact = LOGICAL_AND(LOGICAL_OR(EQUAL(between, 0), EQUAL(between, 1)), ISINF(width))
-    width = choose(exact, 0, width)
+    # An element itself, which may be infinite, or the mean by weights: nothing times an infinite width.
+    infinite = EQUAL(ISFINITE(width), 0)
+    mixes = LOGICAL_AND(infinite, LOGICAL_AND(NOT_EQUAL(between, 0), NOT_EQUAL(between, 1)))
+    width = choose(infinite, 0, width)
     near, far = ADD(first_, MUL(width, between)), SUB(second, MUL(width, SUB(1, between)))
-    return without_nan(sorted, choose(LESS(between, 0.5), near, far), left)
+    mixed = ADD(MUL(choose(mixes, first_, 0), SUB(1, between)), MUL(choose(mixes, second, 0), between))
+    return without_nan(sorted, choose(mixes, mixed, choose(LESS(between, 0.5), near, far)), left)
 end
 
 without_nan(sorted::Tensor, value_::Tensor, left) =

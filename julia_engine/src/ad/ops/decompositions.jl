@@ -105,7 +105,7 @@ The product of `n` equal square matrices, of their inverses where `n` is negativ
 function matrix_power(x::Tensor, n::Integer)
     check_square(x)
     n < 0 && return matrix_power(INV(x), -n)
-    n == 0 && return ADD(MUL(x, 0), Constant(Matrix{x.eltype}(I, x.dims...)))
+    n == 0 && return WHERE(EQUAL(x, x), Constant(Matrix{x.eltype}(I, x.dims...)), Constant(Matrix{x.eltype}(I, x.dims...)))
     n == 1 && return x
     half = matrix_power(x, n ÷ 2)
     whole_ = times(half, half)
@@ -332,4 +332,4 @@ const PINV = register!(Op("pinv", (inputs, attrs) -> (T = check_matrix(inputs[1]
     forward=(p, out, inputs, attrs) -> forward_by("pinv", x -> pinv(x; rtol=attrs.rtol))(p, out, inputs, attrs),
     backward=Any[backward_pinv], jvp=push_pinv, attrs=[:rtol],
     doc="pseudo-inverse; its derivative is that among matrices with as many singular values above the cut"))
-LinearAlgebra.pinv(x::Tensor; rtol::Real=1e-15) = apply(PINV, Tensor[x], attributes(:rtol => Float64(rtol)))
+LinearAlgebra.pinv(x::Tensor; rtol::Real=eps(check_matrix(x)) * minimum(x.dims)) = apply(PINV, Tensor[x], attributes(:rtol => Float64(rtol)))

@@ -34,13 +34,14 @@ function pow_base(y, x, p)
         item(p) == 0.5 && return DIV(0.5, y)
         return MUL(p, item(p) == 2 ? x : elementwise_power(x, item(p) - 1))
     end
-    # p x^(p-1), and 0 where p = 0 even at x = 0, where x^(p-1) is infinite.
-    return MUL(p, POW(x, choose(EQUAL(p, 0), 1, SUB(p, 1))))
+    # p x^(p-1), and 0 at x = p = 0, where x^(p-1) is infinite.
+    return MUL(p, POW(x, choose(MUL(EQUAL(p, 0), EQUAL(x, 0)), 1, SUB(p, 1))))
 end
 
-# In forward mode a base that does not move stays so, even where the derivative is infinite, as behind a constant relu.
+# In forward mode a base whose tangent is 0 stays so where the derivative is infinite, as behind a constant relu; where it is
+# finite, the tangent counts, which may be differentiated by.
 pow_base_moved(t, p::Tensor) = t === nothing || p.literal && item(p) >= 1 && isinteger(item(p)) ? pow_base :
-    (y, x, p) -> Where(NOT_EQUAL(t, 0), pow_base(y, x, p))
+    (y, x, p) -> (slope = pow_base(y, x, p); Where(LOGICAL_OR(NOT_EQUAL(t, 0), ISFINITE(slope)), slope))
 
 # y log x, and its limit 0 at x = 0 for p >= 0, where log x is infinite.
 pow_exponent(y, x, p) = MUL(y, LOG(choose(MUL(EQUAL(x, 0), GREATER_EQUAL(p, 0)), 1, x)))
@@ -115,11 +116,12 @@ const TANH = elementwise("tanh", :(1 - y^2); functions=(tanh,), doc="hyperbolic 
 const ARCSINH = elementwise("arcsinh", :(1 / sqrt(1 + x^2)); functions=(asinh,), doc="inverse hyperbolic sine")
 const ARCCOSH = elementwise("arccosh", :(1 / sqrt((x - 1) * (x + 1))); functions=(acosh,), doc="inverse hyperbolic cosine")
 const ARCTANH = elementwise("arctanh", :(1 / ((1 - x) * (1 + x))); functions=(atanh,), doc="inverse hyperbolic tangent")
-const ARCTAN2 = elementwise("arctan2", :(b / (a^2 + b^2)), :(-a / (a^2 + b^2));
+const HYPOT = elementwise("hypot", (y, a, b) -> share_of(a, y), (y, a, b) -> share_of(b, y);
+    functions=(hypot,), doc="√(a² + b²), without overflow; derivative 0 at the origin")
+share_of(a, y) = choose(EQUAL(y, 0), 0, DIV(a, choose(EQUAL(y, 0), 1, y)))
+const ARCTAN2 = elementwise("arctan2", :((b / hypot(a, b)) / hypot(a, b)), :((-a / hypot(a, b)) / hypot(a, b));
     doc="the angle of the point (b, a), from -π to π")
 DOTTED[atan] = (operands...) -> length(operands) == 1 ? ARCTAN(operands[1]) : ARCTAN2(operands...)
-const HYPOT = elementwise("hypot", (y, a, b) -> DIV(a, choose(EQUAL(y, 0), 1, y)), (y, a, b) -> DIV(b, choose(EQUAL(y, 0), 1, y));
-    functions=(hypot,), doc="√(a² + b²), without overflow; derivative 0 at the origin")
 const DEG2RAD = elementwise("deg2rad", pi / 180; functions=(deg2rad,), doc="degrees as radians")
 const RAD2DEG = elementwise("rad2deg", 180 / pi; functions=(rad2deg,), doc="radians as degrees")
 
@@ -235,7 +237,8 @@ const FLOOR_DIVIDE = elementwise("floor_divide"; inputs=2, functions=(fld,),
     doc="the largest whole number that is not above a / b; derivative 0")
 const MOD = elementwise("mod", (y, a, b) -> 1, (y, a, b) -> NEG(FLOOR_DIVIDE(a, b)); functions=(mod,),
     doc="what remains of a divided by b, with the sign of b")
-const FMOD = elementwise("fmod", (y, a, b) -> 1, (y, a, b) -> NEG(TRUNC(DIV(a, b))); functions=(rem,),
+# Of fmod a / b may be rounded up to a whole number that the quotient does not reach.
+const FMOD = elementwise("fmod", (y, a, b) -> 1, (y, a, b) -> NEG(ROUND(DIV(SUB(a, y), b))); functions=(rem,),
     doc="what remains of a divided by b, with the sign of a")
 const COPYSIGN = elementwise("copysign", (y, a, b) -> MUL(SIGN(a), SIGN(y)), (y, a, b) -> 0; functions=(copysign,),
     doc="|a| with the sign of b")

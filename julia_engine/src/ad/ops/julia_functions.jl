@@ -20,9 +20,15 @@ inverse_cotangent(x::Tensor) = (side = COPYSIGN(1, x); ARCTAN2(side, MUL(side, x
 """`y` where x is not 0, and a zero of the sign of x where it is."""
 or_zero(y::Tensor, x::Tensor) = choose(EQUAL(x, 0), x, y)
 
+"""1 / cosh(x), or 1 / sinh(x), by an exponential where both are that many times larger than what they lack of it."""
+function far_out(x::Tensor, f, sign_)
+    far = GREATER(ABS(x), 30)
+    return choose(far, MUL(MUL(EXP(NEG(ABS(x))), 2), sign_), RECIPROCAL(f(choose(far, 1, x))))
+end
+
 for (f, value_) in ((:exp10, x -> elementwise_power(10, x)), (:sec, x -> RECIPROCAL(COS(x))), (:csc, x -> RECIPROCAL(or_zero(SIN(x), x))),
         (:cot, x -> RECIPROCAL(or_zero(TAN(x), x))), (:asec, x -> ARCCOS(RECIPROCAL(x))), (:acsc, x -> ARCSIN(RECIPROCAL(x))),
-        (:acot, inverse_cotangent), (:sech, x -> RECIPROCAL(COSH(x))), (:csch, x -> RECIPROCAL(SINH(x))),
+        (:acot, inverse_cotangent), (:sech, x -> far_out(x, COSH, 1)), (:csch, x -> far_out(x, SINH, SIGN(x))),
         (:coth, x -> RECIPROCAL(TANH(x))), (:asech, x -> ARCCOSH(RECIPROCAL(x))), (:acsch, x -> ARCSINH(RECIPROCAL(x))),
         (:acoth, x -> ARCTANH(RECIPROCAL(x))), (:sinpi, x -> turned_by(x, 0.5)[1]), (:cospi, x -> turned_by(x, 0.5)[2]),
         (:sind, x -> turned_by(x, 90)[1]), (:cosd, x -> turned_by(x, 90)[2]), (:tand, x -> DIV(turned_by(x, 90)...)))
@@ -146,7 +152,7 @@ as_tensor(x::DiagonalTensor, @nospecialize(T)=Float64) = diagm(x.diagonal)
 LinearAlgebra.Diagonal(x::Tensor) = DiagonalTensor(ndims(x) == 1 ? x : diag(x))
 Base.inv(x::DiagonalTensor) = DiagonalTensor(RECIPROCAL(x.diagonal))
 LinearAlgebra.det(x::DiagonalTensor) = prod(x.diagonal)
-LinearAlgebra.logdet(x::DiagonalTensor) = sum(LOG(x.diagonal))
+LinearAlgebra.logdet(x::DiagonalTensor) = ADD(sum(LOG(ABS(x.diagonal))), LOG(prod(SIGN(x.diagonal))))
 LinearAlgebra.tr(x::DiagonalTensor) = sum(x.diagonal)
 LinearAlgebra.diag(x::DiagonalTensor) = x.diagonal
 

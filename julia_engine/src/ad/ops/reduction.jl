@@ -73,11 +73,11 @@ whole_sum(x::Tensor, axes::Vector{Int}) = apply(SUM, Tensor[x], attributes(:axes
 function Statistics.mean(x::Tensor; dims=:, kinds...)
     refuse_keywords("mean", kinds)
     n = count_over(x, dims)
-    return sum(x; dims=dims) .* (n > 0 ? 1 / n : NaN)
+    return n > 0 ? sum(x; dims=dims) ./ n : sum(x; dims=dims) .* NaN  # times 1 / n equal numbers have another mean
 end
 Statistics.mean(f::Function, x::Tensor; dims=:) = mean(dotted(f, (x,)); dims=dims)
 
-centred(x::Tensor, axes::Vector{Int}) = x .- whole_sum(x, axes) .* (1 / max(prod(x.dims[axes]), 1))
+centred(x::Tensor, axes::Vector{Int}) = x .- whole_sum(x, axes) ./ max(prod(x.dims[axes]), 1)
 
 """Squared deviations from the mean, summed and divided by n - 1 (`corrected`, Julia's default) or n."""
 function Statistics.var(x::Tensor; dims=:, corrected::Bool=true, kinds...)
@@ -142,10 +142,8 @@ function forward_norm(p, out, inputs, attrs)
     return emit_columns!(p, :norm, attrs.axes, nothing, x, kept_view(out, kept_dims(x.dims, attrs.axes)))
 end
 
-function direction(y, x, axes)
-    len = spread(y, x, axes)
-    return DIV(x, choose(EQUAL(len, 0), 1, len))  # 0 / 1 at the origin: the subgradient there is 0
-end
+# At the origin the subgradient is 0, and so is what is differentiated once more.
+direction(y, x, axes) = share_of(x, spread(y, x, axes))
 
 const NORM = register!(Op("norm", infer_reduction; batch=trailing, sparsity=over_axes, forward=forward_norm,
     backward=Any[(g, y, inputs, attrs) -> spread(g, inputs[1], attrs.axes) .* direction(y, inputs[1], attrs.axes)],
@@ -188,7 +186,10 @@ end
 
 function without_each(columns::Tensor)
     n, m = columns.dims
-    n <= 1 && return spread_to(literal(columns.eltype, 1), Int[n, m])
+    if n <= 1  # ones, which read the elements, as longer columns do
+        one_ = literal(columns.eltype, 1)
+        return WHERE(EQUAL(columns, columns), one_, one_)
+    end
     # Pair by pair: without the one of a pair, there remain the other and what remains without the pair.
     half = n ÷ 2
     left, right, odd = columns[1:half, :], columns[half+1:2half, :], columns[2half+1:n, :]
