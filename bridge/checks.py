@@ -169,7 +169,9 @@ class TensorSession:
     def train_epoch(self, x: Array, y: Array, order: NDArray[np.int64]) -> NDArray[np.float64]:
         """See `Session.train_epoch`."""
         features, targets = self._batch(x, y)
-        losses = self._train_rows(features, targets, self._check.order(order, x))
+        rows = self._check.order(order, x)
+        self._check.batches(len(rows), self._batch_size)
+        losses = self._train_rows(features, targets, rows)
         check_losses(losses, self._steps)
         self._steps += len(losses)
         return losses

@@ -171,7 +171,11 @@ class Registered:
         The initialisers of a spec are those of our own engines; a framework has its own, which its session class gives
         by a function of this name.
         """
-        return dict(getattr(self.load(), "own_parameters", weights.initialise)(spec, seed, dtype))
+        found = dict(getattr(self.load(), "own_parameters", weights.initialise)(spec, seed, dtype))
+        for name, parameter in spec.parameters().items():
+            if parameter.zero_row is not None:  # of padding, whatever the initialiser says
+                found[name][parameter.zero_row] = 0
+        return found
 
 
 def names() -> list[str]:

@@ -16,8 +16,10 @@ from pydantic import ValidationError
 from bridge import toml
 from bridge.errors import TwinGradError, shown
 from bridge.files import write_atomically
+from experiments import archive
 from experiments.errors import ResultsError
 from experiments.papers import Paper, PaperFileError
+from experiments.results import COMMITTED
 
 NOTE = "changed.json"
 """In a results folder: which settings its runs have in the place of the studies' own."""
@@ -88,7 +90,7 @@ def note(results_dir: Path, settings: Sequence[str]) -> None:
     asked = sorted(settings)
     if there is None and not asked:
         return
-    if there is None and (results_dir / "raw").is_dir():
+    if there is None and any((results_dir / name).exists() for name in ("raw", archive.NAME, COMMITTED)):
         raise ResultsError(
             f"{results_dir} holds runs of the studies as they are: give --results with a new folder for --set"
         )
@@ -110,6 +112,14 @@ def noted(results_dir: Path) -> list[str] | None:
     except (OSError, ValueError) as error:
         raise ResultsError(f"{results_dir / NOTE} cannot be read: {error}") from None
     return [str(item) for item in found]
+
+
+def refuse_archive(results_dir: Path) -> None:
+    """Raise `ResultsError` for a folder with such a note: an archive has none, and would pass for the study's runs."""
+    if settings := noted(results_dir):
+        raise ResultsError(
+            f"{results_dir} holds runs with --set {' '.join(settings)}, which an archive does not say: keep the folder"
+        )
 
 
 def refuse(results_dir: Path) -> None:

@@ -411,6 +411,8 @@ def run(
     for name in papers:
         chosen = changed.changed(_paper(name), settings)
         most = max(seeds) + 1 if seeds else None
+        if chosen.runs_of_paper:
+            output.say(f"{name}: {_of_another(chosen)}")
         jobs += sweeps.plan(chosen, profile, engines, most, measures, threads, everywhere=part is not None)
     if seeds:
         seeded = {job.measure for job in jobs if job.seed}
@@ -434,6 +436,11 @@ def run(
             outcome = sweep.run(jobs, progress) if dask is None else _by_cluster(dask, sweep, jobs, progress)
         results.write_tidy(leases=leases)
     _show(output, outcome)
+
+
+def _of_another(paper: Paper) -> str:
+    """Why a paper has fewer runs than others: they are another paper's."""
+    return f"its networks are those of {paper.runs_of_paper}, whose runs it shows; run {paper.runs_of_paper}"
 
 
 def _by_cluster(address: str, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> Outcome:
@@ -485,6 +492,8 @@ def race(
 
     chosen = _paper(paper)
     jobs = sweeps.plan(chosen, profile, engines, None, ["race"], threads, rounds)[:1]
+    if not jobs:
+        raise click.UsageError(f"{paper} has no race: {_of_another(chosen)}")
     names = jobs[0].engines
     if base is not None and base not in names:
         raise click.UsageError(f"--base {base}: not among the engines of this race ({', '.join(names)})")
@@ -794,9 +803,10 @@ def archive(output: Output, results_dir: Path, out_file: Path | None) -> None:
 
     The same records give the same bytes. CONTRIBUTING.md says how results are committed with it.
     """
-    from experiments import archive
+    from experiments import archive, changed
     from experiments.results import Results
 
+    changed.refuse_archive(results_dir)
     results = Results(results_dir)
     records, out_file = results.files(), out_file or results.archive
     length = archive.write(out_file, records)

@@ -34,9 +34,9 @@ from bridge.registry import ENGINES
 from experiments import changed, testing
 from experiments.formats import MISSING, fixed, significant, size
 from experiments.measures.registry import MEASURES
-from experiments.merging import found_in
+from experiments.merging import found_in, sound
 from experiments.papers import PaperFileError, load_paper
-from experiments.records import DamagedError, parse
+from experiments.records import DamagedError
 from experiments.results import SCHEMA, Record, Results, Tidy, key_of
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def load(name: str) -> Side:
         try:
             if isinstance(content, DamagedError):
                 raise content
-            record = parse(content, key, range(1, SCHEMA + 1))
+            record = sound(content, key)
         except DamagedError as error:
             raise CompareError(f"{place} is damaged: {error}; run again, or remove it") from None
         if record is not None and record["schema"] == SCHEMA and "asked" in record:

@@ -19,6 +19,10 @@ class ResultsError(TwinGradError):
     """A results folder that cannot be used: names it, why, and what to do."""
 
 
+class StoppedError(TwinGradError):
+    """Work that ended since it was told to, before it began."""
+
+
 class ResultsInUseError(ResultsError):
     """Another run is writing to the results folder."""
 

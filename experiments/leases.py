@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 
 from bridge.files import create_exclusively, write_atomically
-from experiments.errors import ResultsError, explain
+from experiments.errors import ResultsError, StoppedError, explain
 
 __all__ = ["Leases", "Owner"]
 
@@ -166,10 +166,15 @@ class Leases:
         return sorted({name for name, _ in self._numbers() if name.startswith(prefix)})
 
     @contextlib.contextmanager
-    def turn(self, name: str) -> Iterator[None]:
-        """Hold a lease for a `with` block, and wait for it; within this process several threads hold it together."""
+    def turn(self, name: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Hold a lease for a `with` block, and wait for it; within this process several threads hold it together.
+
+        Raises StoppedError where it is not got before `stopped` says so.
+        """
         with self._turn:
             while not self._turns[name] and not self.acquire(name):
+                if stopped():
+                    raise StoppedError(f"stopped while it waited for {name}")
                 time.sleep(POLL)
             self._turns[name] += 1
         try:

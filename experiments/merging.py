@@ -93,7 +93,7 @@ def merge(sources: Sequence[Path], results: Results) -> Merged:
             try:
                 if isinstance(content, records.DamagedError):
                     raise content
-                record = _sound(content, key)
+                record = sound(content, key)
             except records.DamagedError as error:
                 merged.conflicts.append(f"{place} is damaged: {error}")
                 continue
@@ -110,7 +110,7 @@ def merge(sources: Sequence[Path], results: Results) -> Merged:
     return merged
 
 
-def _sound(content: bytes, key: str) -> Record | None:
+def sound(content: bytes, key: str) -> Record | None:
     """The record in these bytes, of this release or an older one; None for one of a later release.
 
     Raises `DamagedError` for what is none, and for one whose hashes are not those of what it says.

@@ -112,11 +112,12 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
         raise InputError(f"{source}: {len(x)} rows but {len(rows.y)} labels")
     target = spec.target
     if target.kind == "classes":
-        return replace(rows, x=x, y=rows.y.astype(np.int64) if rows.y.dtype.kind in "iu" else rows.y)
+        return replace(rows, x=x, y=np.asarray(rows.y.astype(np.int64) if rows.y.dtype.kind in "iu" else rows.y))
     if math.prod(rows.y.shape[1:]) != math.prod(target.shape):
         expected = ", ".join(["N", *map(str, target.shape)])
         raise InputError(f"{source}: model {spec.name} expects targets of shape ({expected}), found {rows.y.shape}")
-    return replace(rows, x=x, y=rows.y.reshape(len(rows.y), *target.shape).astype(spec.dtype))
+    # No view of a file: one that is asked for again is another array, which would be written out for the worker anew.
+    return replace(rows, x=x, y=np.asarray(rows.y.reshape(len(rows.y), *target.shape).astype(spec.dtype)))
 
 
 def load_npy(path: Path) -> NDArray[Any]:

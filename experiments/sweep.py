@@ -276,7 +276,7 @@ class Sweep:
         number, job = numbered
         task = task_of(job, work)
         record = skeleton(job, task, work.dataset)
-        with self._turn(number, record, again) as known:
+        with self._turn(number, record, again, slot) as known:
             if known is not None:
                 found[number] = known
                 reused.append(number)
@@ -312,7 +312,7 @@ class Sweep:
             progress.finish(str(job), described(record))
 
     @contextmanager
-    def _turn(self, number: int, record: Record, again: bool) -> Iterator[Record | None]:
+    def _turn(self, number: int, record: Record, again: bool, slot: Slot) -> Iterator[Record | None]:
         """The record of a finished run, or the right to run the job, unless it is entered in `_others`."""
         known = None if again else self._finished(record)
         self._others.pop(number, None)
@@ -321,7 +321,8 @@ class Sweep:
             return
         owner = self.leases.holder(record["job"])
         if owner is None:
-            with self.leases.turn(f"host-{self.leases.me.boot or self.leases.me.host}"):  # timed runs have it alone
+            host = f"host-{self.leases.me.boot or self.leases.me.host}"
+            with self.leases.turn(host, lambda: slot.stopped):  # timed runs have it alone
                 if self.leases.acquire(record["job"]):
                     try:
                         yield None if again else self._finished(record)  # others may have run it in the meantime

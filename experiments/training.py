@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge import registry, weights
+from bridge.checks import DataCheck
 from bridge.schedule import Schedule
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
@@ -149,6 +150,7 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
             f"--batch-size: a mini-batch of {request.batch_size:,} rows is more than the {len(trained_on):,} training "
             f"rows of {request.data}; give {len(trained_on)} or less"
         )
+    DataCheck(spec, np.dtype(spec.dtype)).batches(len(trained_on), request.batch_size)
     kept = Checkpoint({}, initial, {})
     if request.checkpoint is not None:
         kept.settings = request.deciding(spec, initial, rows)
@@ -253,16 +255,18 @@ def _train_epoch(
                     rates = schedule.rates(request.learning_rate, done, count, steps, request.epochs * steps)
                     losses, rate = worker.train_steps(rows.x, np.asarray(rows.y), part, rates), float(rates[-1])
             except NonFiniteError as error:
-                raise NonFiniteError(_renumbered(str(error), epoch, first)) from None
+                raise NonFiniteError(_renumbered(str(error), epoch, first, steps)) from None
             seconds += worker.seconds
             total += float(losses @ np.minimum(size, len(part) - size * np.arange(len(losses))))
             progress.show(first + len(losses), f"loss {fixed(float(losses.mean()), 4)}")
     return {"seconds": seconds, "loss": total / len(order), "learning_rate": rate}
 
 
-def _renumbered(message: str, epoch: int, before: int) -> str:
+def _renumbered(message: str, epoch: int, before: int, steps: int) -> str:
     """An error's words with the number of its step in the epoch, of which it has seen a part."""
-    return f"epoch {epoch}: " + re.sub(r"^step (\d+)", lambda found: f"step {int(found[1]) + before}", message)
+    message = re.sub(r"^step (\d+)", lambda found: f"step {int(found[1]) + before}", message)
+    of_epoch = r"\(step (\d+) of \d+ in its epoch\)"
+    return f"epoch {epoch}: " + re.sub(of_epoch, lambda found: f"(step {int(found[1]) + before} of {steps})", message)
 
 
 def _columns(validated: bool, tested: bool, schedule: Schedule, score: Score) -> dict[str, str]:

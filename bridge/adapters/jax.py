@@ -112,7 +112,9 @@ class JaxSession(TensorSession):
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
-        (loss, _), gradients = self._gradients(*self._state[:2], self._state[4], *self._batch(x, y))
+        batch = self._batch(x, y)
+        self._check.batches(len(x), len(x))
+        (loss, _), gradients = self._gradients(*self._state[:2], self._state[4], *batch)
         return float(loss), self._arrays(gradients)
 
     def params(self) -> dict[str, Array]:

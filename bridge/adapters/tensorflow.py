@@ -101,7 +101,9 @@ class TensorFlowSession(TensorSession):
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
-        loss, gradients = self._gradients(*self._batch(x, y))
+        batch = self._batch(x, y)
+        self._check.batches(len(x), len(x))
+        loss, gradients = self._gradients(*batch)
         named = zip(self._trained, gradients, strict=True)
         return float(loss), {name: self._layouts[name].shown(gradient.numpy()) for name, gradient in named}
 

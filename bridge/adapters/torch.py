@@ -84,6 +84,7 @@ class TorchSession(TensorSession):
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = _build_optimizer(trained, optimizer)
         self._trained = trained
+        self._unread: list[nn.Parameter] | None = None  # what the loss does not depend on
 
     def train_steps(
         self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64]
@@ -152,7 +153,6 @@ class TorchSession(TensorSession):
 
     def _train_rows(self, features: Tensor, targets: Tensor, order: NDArray[np.int64]) -> NDArray[np.float64]:
         rows = _tensor(order)
-        self._check.batches(len(rows), self._batch_size)
         self._model.train()
         steps = [
             self._step(features.index_select(0, batch), targets.index_select(0, batch))
@@ -165,6 +165,10 @@ class TorchSession(TensorSession):
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._loss(features, targets)
         loss.backward()
+        if self._unread is None:
+            self._unread = [p for p in self._trained if p.grad is None]
+        for p in self._unread:  # such as `recurrent` in a sequence of one step: optimizers skip what has no gradient
+            p.grad = torch.zeros_like(p)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._trained, self._clip_norm)
         self._optimizer.step()

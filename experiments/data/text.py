@@ -50,12 +50,12 @@ def encode(
     # Words are numbered as they come, so that a corpus of 12 million tokens is never held as strings.
     numbers: defaultdict[str, int] = defaultdict(count().__next__)
     numbered = [np.frombuffer(array("i", map(numbers.__getitem__, tokens(text))), np.int32) for text in texts]
-    words = np.array(list(numbers), dtype=np.str_)
+    words = list(numbers)  # an array would give each the width of the longest
     counted = np.concatenate([numbered[row] for row in training] or [np.empty(0, np.int32)])
     counts = np.bincount(counted, minlength=len(words))
 
-    ranked = np.lexsort((words, -counts))
-    known = ranked[counts[ranked] > 0][: rows - len(SPECIAL)]
+    ranked = sorted(np.flatnonzero(counts).tolist(), key=lambda number: (-counts[number], words[number]))
+    known = ranked[: rows - len(SPECIAL)]
     row_of = np.full(len(words), UNKNOWN, np.int32)
     row_of[known] = np.arange(len(SPECIAL), len(SPECIAL) + len(known))
 
@@ -63,4 +63,4 @@ def encode(
     for row, numbers_of_text in enumerate(numbered):
         kept = row_of[numbers_of_text[-length:]]
         ids[row, : len(kept)] = kept
-    return ids, (*SPECIAL, *words[known].tolist())
+    return ids, (*SPECIAL, *(words[number] for number in known))

@@ -27,13 +27,14 @@ function log_gamma(x)
     return (x - 0.5) * log(x) - x + log(2pi) / 2 + series - before
 end
 
-function constant(d, k, n, gamma, m)
+# What of a component's prior does not depend on the parameters.
+function wishart(d, gamma, m)
     degrees = d + m + 1
     multigamma = d * (d - 1) / 4 * log(pi) + sum(log_gamma((degrees - j) / 2) for j in 0:d-1)
-    return -n * d / 2 * log(2pi) + k * (degrees * d * log(gamma / sqrt(2)) - multigamma)
+    return degrees * d * log(gamma / sqrt(2)) - multigamma
 end
 
-function objective(gamma, m)
+function objective(gamma, m, sign_)
     return function (alpha, mu, q, lower, x)
         (d, k), n = size(mu), size(x, 2)
         diagonal, logs = exp.(q), vec(sum(q; dims=1))
@@ -44,9 +45,9 @@ function objective(gamma, m)
         inner = reshape(alpha .+ logs, 1, k) .- reshape(sum(away .* away; dims=1), n, k) ./ 2
         largest = maximum(inner; dims=2)
         likelihood = sum(largest .+ log.(sum(exp.(inner .- largest); dims=2)))
-        prior = gamma^2 / 2 * (sum(diagonal .* diagonal) + sum(lower .* lower)) - m * sum(logs)
-        return likelihood - n * logsumexp(alpha) - prior + constant(d, k, n, gamma, m)
+        prior = m * sum(logs) - gamma^2 / 2 * (sum(diagonal .* diagonal) + sum(lower .* lower))
+        return likelihood - n * logsumexp(alpha) - n * d / 2 * log(2pi) + sign_ * (prior + k * wishart(d, gamma, m))
     end
 end
-jacobian_of_objective(gamma, m) = grad(objective(gamma, m); argnums=(1, 2, 3, 4))
+jacobian_of_objective(gamma, m, sign_) = grad(objective(gamma, m, sign_); argnums=(1, 2, 3, 4))
 (objective=objective, jacobian=jacobian_of_objective)

@@ -16,10 +16,11 @@ import py_engine as pe
 from experiments.gradbench.values import Arrays, InputError, array, check_work, integer, number
 
 
-def read(given: Any) -> tuple[Arrays, tuple[float, int]]:
-    """alpha (k,), mu (k, d), q (k, d), l (k, d (d-1) / 2) and x (n, d); then gamma and m.
+def read(given: Any) -> tuple[Arrays, tuple[float, int, int]]:
+    """alpha (k,), mu (k, d), q (k, d), l (k, d (d-1) / 2) and x (n, d); then gamma, m, and the sign of the prior.
 
-    Older versions of the benchmark say `means` for mu, and `icf` for q and l side by side.
+    Older versions of the benchmark say `means` for mu, and `icf` for q and l side by side, and subtract the logarithm
+    of the prior, which newer ones add.
     """
     d, k, n = (integer(given, name, least=1) for name in ("d", "k", "n"))
     check_work(k * d * max(n, d), f"d={d:,}, k={k:,}, n={n:,}")
@@ -37,10 +38,10 @@ def read(given: Any) -> tuple[Arrays, tuple[float, int]]:
     gamma = float(number("gamma", given.get("gamma")))
     if gamma <= 0:
         raise InputError(f"gamma: expected a number above 0, found {gamma}")
-    return list(arrays.values()), (gamma, integer(given, "m"))
+    return list(arrays.values()), (gamma, integer(given, "m"), -1 if _old(given) else 1)
 
 
-def objective(gamma: float, m: int) -> Callable[..., Any]:
+def objective(gamma: float, m: int, sign: int) -> Callable[..., Any]:
     """The log-posterior, a number."""
 
     def log_posterior(alpha: Any, mu: Any, q: Any, lower: Any, x: Any) -> Any:
@@ -55,15 +56,16 @@ def objective(gamma: float, m: int) -> Callable[..., Any]:
         largest = np.max(inner, axis=0)
         likelihood = np.sum(largest + np.log(np.sum(np.exp(inner - largest), axis=0)))
         weights = pe.ops.logsumexp(alpha)
-        prior = gamma**2 / 2 * (np.sum(diagonal * diagonal) + np.sum(lower * lower)) - m * np.sum(logs)
-        return likelihood - n * weights - prior + _constant(d, k, n, gamma, m)
+        prior = m * np.sum(logs) - gamma**2 / 2 * (np.sum(diagonal * diagonal) + np.sum(lower * lower))
+        constant = -n * d / 2 * math.log(2 * math.pi)
+        return likelihood - n * weights + constant + sign * (prior + k * _wishart(d, gamma, m))
 
     return log_posterior
 
 
-def jacobian(gamma: float, m: int) -> Callable[..., Any]:
+def jacobian(gamma: float, m: int, sign: int) -> Callable[..., Any]:
     """Its derivatives by alpha, mu, q and l."""
-    return pe.grad(objective(gamma, m), argnums=(0, 1, 2, 3))
+    return pe.grad(objective(gamma, m, sign), argnums=(0, 1, 2, 3))
 
 
 def write(result: Arrays, given: Any) -> Any:
@@ -89,12 +91,11 @@ def _places(d: int) -> Any:
     return places.ravel()
 
 
-def _constant(d: int, k: int, n: int, gamma: float, m: int) -> float:
-    """What does not depend on the parameters."""
+def _wishart(d: int, gamma: float, m: int) -> float:
+    """What of a component's prior does not depend on the parameters."""
     degrees = d + m + 1
     multigamma = d * (d - 1) / 4 * math.log(math.pi) + sum(math.lgamma((degrees - j) / 2) for j in range(d))
-    wishart = degrees * d * math.log(gamma / math.sqrt(2)) - multigamma
-    return -n * d / 2 * math.log(2 * math.pi) + k * wishart
+    return degrees * d * math.log(gamma / math.sqrt(2)) - multigamma
 
 
 FUNCTIONS = {"objective": objective, "jacobian": jacobian}

@@ -302,6 +302,8 @@ def _rates(name: str, command: Sequence[str], variables: Mapping[str, str]) -> R
         lines = [line.split() for line in done.stdout.splitlines()]
         rates = {int(size): float(rate) for word, size, rate in (line for line in lines if len(line) == 3)}
         single = {line[0]: float(line[1]) for line in lines if len(line) == 2}
+        if not all(rate > 0 for rate in (single["flops"], single["call"], *rates.values())):
+            raise ValueError("a rate is not above 0")
         return Rates(single["flops"], rates, {name: single["call"]})
     except (subprocess.TimeoutExpired, KeyError, ValueError) as error:
         said = done.stderr.strip()[-500:] if isinstance(error, KeyError | ValueError) else str(error)
@@ -313,7 +315,8 @@ def main(start: Mapping[str, Any]) -> None:
     dtype, threads, samples, seconds = (start[name] for name in ("dtype", "threads", "samples", "seconds"))
     print("flops", max(_product(n, dtype, samples, seconds) for n in PRODUCTS))
     for size in start["sizes"]:
-        print("bytes", size, _bandwidth(size // threads, threads, samples, seconds))
+        each = max(64, size // threads // 16 * 16)  # two halves of whole words
+        print("bytes", size, _bandwidth(each, threads, samples, seconds))
     a = np.zeros(1, dtype)
     print("call", _best(lambda: np.add(a, a, a), samples, seconds))
 

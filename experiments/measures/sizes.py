@@ -108,11 +108,13 @@ def run(given: Assignment) -> Parts:
                 rows += found if number else []
                 given.watcher.step()
             for about in facts:
-                if about["batch"] == batch and (name := about["engine"]) in seconds and name not in failures:
+                name = about["engine"]
+                own = [row for row in rows if (row["engine"], row["batch"]) == (name, batch)]
+                # With few rounds a slow framework may have taken part in none.
+                if about["batch"] == batch and name in seconds and name not in failures and own:
                     with failing(name, failures):
                         workers[name].resume()
                         blas[name] = workers[name].linear_algebra()
-                        own = [row for row in rows if (row["engine"], row["batch"]) == (name, batch)]
                         step = statistics.median(row["microseconds_per_step"] for row in own) / 1e6
                         about |= slowest(workers[name].costs(), step, here)
                         about["threads_in_step"] = workers[name].threads_in_step() or None
@@ -188,7 +190,7 @@ def in_round(
 def slowest(costs: list[tuple[str, str, float, int, int]], step: float, task: Task) -> dict[str, Any]:
     """The op of a layer that takes most of a step, all its calls together, or the update; nothing without costs.
 
-    What neither accounts for is "the rest": gathering rows, looking for NaN, and what threads wait for.
+    What neither accounts for is `REST`: gathering rows, looking for NaN, and what threads wait for.
     """
     by_op: dict[tuple[str, str], tuple[float, int, int]] = {}
     for op, layer, seconds, moved, flops in costs:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -259,7 +260,7 @@ def test_what_is_no_token_ids_is_refused(reader: Session, spoil, error, message)
         reader.predict(spoil(np.zeros((10, 5), np.int64)))
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "julia"])
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "julia"])
 def test_a_batch_of_one_row_has_no_variance(name: str, model, random_params, random_data, session_of) -> None:
     made = model([5], {"op": "dense", "units": 3}, {"id": "norm", "op": "batch_norm"})
     session = session_of(name, made, random_params(made), Optimizer("sgd", 0.1), 4)
@@ -368,3 +369,35 @@ def test_the_version_of_every_installed_package_is_the_one_that_python_tells() -
     assert {name: registry.version(name) for name in installed} == installed and "numpy" in installed
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         registry.version("no-such-package")
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer("adamw", 0.1), Optimizer("sgd", 0.1, weight_decay=0.5)], ids=str)
+@pytest.mark.parametrize("layer", [{"op": "rnn", "activation": "identity"}, {"op": "lstm"}, {"op": "gru"}], ids=str)
+@pytest.mark.parametrize("name", ["torch", "torch-compile", "jax", "tensorflow", "julia"])
+def test_what_a_single_step_does_not_read_decays_as_all_else(
+    name: str, layer: dict[str, Any], optimizer: Optimizer, model, random_params, random_data, session_of
+) -> None:
+    """A recurrent layer does not read `recurrent` in the first step of a sequence."""
+    if name == "torch-compile" and layer["op"] != "gru":
+        return  # it compiles each for a quarter of a minute
+    made = model([1, 3], {"id": "layer", "units": 3, **layer}, {"op": "dense", "units": 2})
+    params = random_params(made)
+    x, y = random_data(made, 8)
+    found = []
+    for one in ("numpy", name):
+        session = session_of(one, made, params, optimizer, 4)
+        session.train_epoch(x, y, np.arange(8))
+        found.append(session.params())
+    assert (found[0]["layer.recurrent"] != params["layer.recurrent"]).any()
+    for key, array in found[0].items():
+        np.testing.assert_allclose(found[1][key], array, rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "julia"])
+def test_the_row_of_padding_begins_at_zero_whatever_initialises_the_others(name: str, model, workers) -> None:
+    if not (found := registry.availability(name)).ok:
+        pytest.skip(found.reason)
+    made = model([4], {"id": "words", "op": "embedding", "vocabulary": 9, "dimension": 3, "padding_index": 2},
+                 {"op": "flatten"}, {"op": "dense", "units": 2})  # fmt: skip
+    weight = workers(name).own_parameters(made, 1, "float32")["words.weight"]
+    assert not weight[2].any() and weight[[0, 1, 3, 8]].any(1).all()

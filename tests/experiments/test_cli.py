@@ -717,3 +717,13 @@ def test_no_memory_is_one_line(twingrad: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("bridge.weights.initialise", none_left)
     said = twingrad("train", "mnist-rnn", "--data", "mnist")
     assert said.code == cli.RUN_FAILED and "error: not enough memory: Unable to allocate 8.00 TiB" in said.err
+
+
+@pytest.mark.parametrize("command", ["race", "run"])
+def test_a_paper_whose_networks_are_anothers_names_it(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.invoke([command, "imdb-cnn-c", "--results", str(tmp_path)])
+    said = capsys.readouterr()
+    assert "run imdb-cnn-a" in said.out + said.err
+    assert code == (2 if command == "race" else 0)

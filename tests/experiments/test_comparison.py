@@ -263,6 +263,8 @@ def test_the_committed_results_reproduce_themselves_claims_and_all(
         ("old.tar.xz", "its 10 records are of another release"),
         ("damaged", "is damaged: not JSON"),
         ("later", "its 1 records are of another release"),
+        ("asks nothing", "its key is not the hash of what it says was asked"),
+        ("altered", "its key is not the hash of what it says was asked"),
     ],
 )
 def test_what_cannot_be_compared_is_a_mistake(
@@ -279,6 +281,10 @@ def test_what_cannot_be_compared_is_a_mistake(
     later = tmp_path / "later" / "raw"
     later.mkdir(parents=True)
     (later / f"{record['key']}.json").write_text(json.dumps(record | {"schema": 99}))
+    for folder, asked in (("asks nothing", None), ("altered", record["asked"] | {"seed": 7})):
+        raw = tmp_path / folder / "raw"
+        raw.mkdir(parents=True)
+        (raw / f"{record['key']}.json").write_text(json.dumps(record | {"asked": asked}))
     for sides in ((name, "good"), ("good", name)):
         assert cli.invoke(["compare", *sides]) == 2
         assert reason in capsys.readouterr().err

@@ -16,6 +16,7 @@ import pytest
 from bridge import files
 from bridge.files import create_exclusively
 from experiments import leases
+from experiments.errors import StoppedError
 from experiments.leases import Leases
 from experiments.results import Results, ResultsInUseError
 
@@ -61,6 +62,22 @@ def test_one_holds_a_lease_until_it_gives_it_back(two: tuple[Leases, Leases]) ->
     assert [path.name for path in one.folder.iterdir()] == [
         "job.6"
     ]  # the last number stays, so that none is given twice
+
+
+def test_who_is_told_to_stop_does_not_wait_for_a_turn(two: tuple[Leases, Leases]) -> None:
+    one, other = two
+    assert one.acquire("host")
+    asked: list[bool] = []
+
+    def stopped() -> bool:
+        asked.append(True)
+        return len(asked) == 3
+
+    with pytest.raises(StoppedError), other.turn("host", stopped):
+        raise AssertionError("it has no turn")
+    one.release("host")
+    with other.turn("host", stopped):
+        assert other.holds("host")
 
 
 def test_a_lease_whose_owner_is_silent_is_taken_over_and_the_owner_finds_out(two: tuple[Leases, Leases]) -> None:

@@ -206,3 +206,28 @@ def test_runs_with_other_settings_are_not_mixed_with_the_studies(
     assert merge(other).code == 0
     assert changed.noted(tmp_path / "all") == ["training.learning_rate=0.1"]
     assert merge(one).code == 2, "nor later"
+
+
+def test_an_archive_would_not_say_that_its_runs_have_other_settings(
+    save: Save, invented: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save("one", [invented.record()])
+    (folder / changed.NOTE).write_text('["training.learning_rate=0.1"]\n')
+    packed = tmp_path / "one.tar.xz"
+    assert cli.invoke(["archive", "--results", str(folder), "--output", str(packed)]) == 2
+    assert "training.learning_rate=0.1" in capsys.readouterr().err and not packed.exists()
+
+
+@pytest.mark.parametrize("holds", ["raw.tar.xz", COMMITTED])
+@pytest.mark.parametrize("command", ["run", "merge"])
+def test_committed_results_are_not_marked_as_runs_with_other_settings(
+    holds: str, command: str, save: Save, invented: ModuleType, tmp_path: Path
+) -> None:
+    committed = tmp_path / "committed"
+    committed.mkdir()
+    (committed / holds).write_text("")
+    other = save("other", [invented.record()])
+    (other / changed.NOTE).write_text('["training.learning_rate=0.1"]\n')
+    words = {"run": ["run", "mnist-rnn-e", "--set", "training.learning_rate=0.1"], "merge": ["merge", str(other)]}
+    assert cli.invoke([*words[command], "--results", str(committed)]) == 2
+    assert [path.name for path in committed.iterdir()] == [holds]

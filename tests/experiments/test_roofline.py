@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import py_engine as pe
 from bridge import layers, spec
+from bridge.errors import TwinGradError
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from experiments import papers
@@ -233,6 +236,19 @@ def test_rates_are_measured_in_numpy_and_in_julia_where_it_is(rates: Rates) -> N
     assert list(rates.bytes_per_second) == [2**14, 2**16], "the level of the working set, and the next one"
     assert all(map(math.isfinite, (rates.flops_per_second, *rates.bytes_per_second.values())))
     assert {"numpy"} <= set(rates.call_seconds) <= {"numpy", "julia"}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 7, 12, 400])
+def test_any_number_of_threads_has_a_bandwidth(threads: int, capsys: pytest.CaptureFixture[str]) -> None:
+    roofline.main({"dtype": "float32", "threads": threads, "samples": 1, "seconds": 0.0005, "sizes": [2**14]})
+    (rate,) = (line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("bytes"))
+    assert float(rate) > 0
+
+
+def test_a_rate_that_was_not_measured_is_an_error() -> None:
+    script = "print('flops', 1e9); print('bytes', 16384, 0.0); print('call', 1e-7)"
+    with pytest.raises(TwinGradError, match="can't be measured in numpy"):
+        roofline._rates("numpy", [sys.executable, "-c", script], os.environ)
 
 
 @pytest.mark.parametrize("model", ["mnist-rnn", "mnist-cnn"])

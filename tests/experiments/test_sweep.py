@@ -447,6 +447,23 @@ def test_again_repeats_it(paper: Paper, tmp_path: Path) -> None:
     assert len(FakeWorker.started) == 2
 
 
+def test_a_run_that_fails_when_it_is_repeated_does_not_replace_the_finished_one(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = sweep.plan(paper, engine_names=["numpy"], seeds=1, measures=["time"])
+    before = only(swept(tmp_path, jobs).records)
+
+    def fail(engine: str, epoch: int) -> None:
+        raise WorkerError("it died")
+
+    monkeypatch.setattr(FakeWorker, "fail", staticmethod(fail))
+    for count in (1, 2):
+        assert only(swept(tmp_path, jobs, again=True).records)["status"] == "failed"
+        assert Results(tmp_path).finished(before["key"]) == before
+        kept = sorted((tmp_path / "replaced").iterdir())
+        assert len(kept) == count and all("it died" in path.read_text() for path in kept)
+
+
 def test_the_key_depends_on_everything_that_decides_the_result(
     paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

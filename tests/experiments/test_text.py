@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -90,3 +91,13 @@ def test_what_is_made_of_the_same_texts_changes_only_with_the_version() -> None:
     ids, vocabulary = text.encode(texts, ALL[:2], rows=14, length=7)
     digest = hashlib.sha256(ids.astype("<i4").tobytes() + " ".join(vocabulary).encode()).hexdigest()[:16]
     assert (text.VERSION, digest) == (1, "2d56e041f4c9f870")
+
+
+def test_one_very_long_word_does_not_make_all_others_as_long() -> None:
+    texts = ["a" * 100_000, *(f"word{number} common" for number in range(2000))]
+    tracemalloc.start()
+    ids, vocabulary = text.encode(texts, np.arange(len(texts)), 10, 4)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert vocabulary[2] == "common" and len(vocabulary) == 10 and ids.shape == (2001, 4)
+    assert peak < 20_000_000

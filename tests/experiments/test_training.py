@@ -16,6 +16,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from experiments import cli, curve, training
+from experiments.output import Output
+from experiments.rows import load_rows, load_spec
 
 ROOT = Path(__file__).parents[2]
 KILLS = 60 if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 1
@@ -225,6 +227,34 @@ def test_a_loss_that_is_not_finite_names_its_epoch_and_step(train: Any) -> None:
     assert code == 1 and "error: epoch 1: step " in said
     order = np.random.default_rng([0, 1]).permutation(250)
     assert f"step {np.flatnonzero(order == 100)[0] // 40 + 1} of the epoch" in said
+
+
+def test_step_numbers_are_those_of_the_epoch_in_the_words_of_every_engine() -> None:
+    ours = "step 3 of the epoch: the loss is nan"
+    theirs = "the loss became nan at step 47 of training (step 3 of 5 in its epoch): lower the learning rate"
+    assert training._renumbered(ours, 2, 40, 90) == "epoch 2: step 43 of the epoch: the loss is nan"
+    assert "at step 47 of training (step 43 of 90): lower" in training._renumbered(theirs, 2, 40, 90)
+
+
+def test_a_last_batch_that_is_too_small_is_refused_before_anything_is_trained(train: Any) -> None:
+    text = Path("net.toml").read_text()
+    first = text.index("layers = [") + len("layers = [")
+    Path("norm.toml").write_text(f'{text[:first]}\n  {{ id = "norm", op = "batch_norm" }},{text[first:]}')
+    arrays = dict(np.load("rows.npz"))
+    np.savez("odd.npz", x_train=arrays["x_train"][:241], y_train=arrays["y_train"][:241])
+    code, said, _ = train("--epochs", "1", spec="norm.toml", data="odd.npz")
+    assert code != 0 and "241 rows in batches of 40 leave a batch of 1" in said and "EPOCH" not in said
+
+
+def test_targets_of_mapped_files_are_one_array(folder: Path) -> None:
+    """A view of a file is another array each time, which is written out for the worker anew."""
+    x, y = np.zeros((30, 8), np.float32), np.arange(30) % 3
+    np.save(folder / "x_train.npy", x)
+    np.save(folder / "y_train.npy", y)
+    for spec, targets in (("net.toml", y), ("line.toml", y[:, np.newaxis])):
+        np.save(folder / "y_train.npy", targets)
+        found, _ = load_rows(str(folder), None, load_spec(spec), Output("train"))
+        assert found.files and np.asarray(found.y) is found.y
 
 
 def test_a_validation_loss_that_is_no_number_is_not_the_best() -> None:
