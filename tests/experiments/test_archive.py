@@ -131,7 +131,7 @@ def test_a_record_in_the_folder_stands_before_one_in_the_archive(results: Result
     key, other = list(results.files())[:2]
     changed = {**(results.load(key) or {}), "status": "failed", "error": "later"}
     with again.locked():
-        again.save(changed)
+        again.put(key, json.dumps(changed).encode())
     assert again.finished(key) is None and (again.load(key) or {})["error"] == "later"
     assert again.load(other) == results.load(other)
     assert len(again.records()) == len(results.records())
