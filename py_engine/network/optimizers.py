@@ -323,7 +323,24 @@ def _run_first(tasks: list[Task]) -> None:
     tasks[0]()
 
 
-class SGD(Optimizer):
+class _WithMomentum(Optimizer):
+    """A rule that collects its steps in a velocity where there is momentum."""
+
+    kept_always: ClassVar[tuple[str, ...]] = ()
+    """Names of the arrays that it keeps without momentum, too."""
+
+    @property
+    def momentum(self) -> float:
+        """The part of the velocity that is kept from one step to the next."""
+        return self._momentum
+
+    @momentum.setter
+    def momentum(self, value: float) -> None:
+        self._momentum = self._number("momentum", value, at_least=0.0, below=1.0)
+        self._keep((*self.kept_always, "velocity") if self._momentum else self.kept_always)
+
+
+class SGD(_WithMomentum):
     """Gradient descent, with momentum and Nesterov's variant of it: ``torch.optim.SGD`` without dampening.
 
     ``velocity = momentum * velocity + gradient``; the step is ``velocity``, or for Nesterov
@@ -346,16 +363,6 @@ class SGD(Optimizer):
         if self.nesterov and not self.momentum:
             raise ConfigurationError("SGD: nesterov needs a momentum above 0")
 
-    @property
-    def momentum(self) -> float:
-        """The part of the velocity that is kept from one step to the next."""
-        return self._momentum
-
-    @momentum.setter
-    def momentum(self, value: float) -> None:
-        self._momentum = self._number("momentum", value, at_least=0.0, below=1.0)
-        self._keep(("velocity",) if self._momentum else ())
-
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         rate = self.learning_rate
         if not state:
@@ -373,12 +380,14 @@ class SGD(Optimizer):
         np.subtract(p, s, out=p)
 
 
-class RMSProp(Optimizer):
+class RMSProp(_WithMomentum):
     """Gradient over the root of its running mean square: ``torch.optim.RMSprop``, not centred.
 
     ``square = alpha * square + (1 - alpha) * gradient²``; the step is ``gradient / (sqrt(square) + eps)``,
     collected in ``velocity`` where there is momentum, times the learning rate.
     """
+
+    kept_always = ("square",)
 
     def __init__(
         self,
@@ -408,16 +417,6 @@ class RMSProp(Optimizer):
         smaller = (1.0 - before) / (1.0 - self._alpha)
         self._rescale("square", smaller)
         self._rescale("velocity", math.sqrt(1.0 / smaller))
-
-    @property
-    def momentum(self) -> float:
-        """The part of the velocity that is kept from one step to the next."""
-        return self._momentum
-
-    @momentum.setter
-    def momentum(self, value: float) -> None:
-        self._momentum = self._number("momentum", value, at_least=0.0, below=1.0)
-        self._keep(("square", "velocity") if self._momentum else ("square",))
 
     def _update(self, p: Vector, g: Vector, s: Vector, *state: Vector) -> None:
         square, *velocity = state
