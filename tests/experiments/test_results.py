@@ -189,7 +189,7 @@ def test_a_write_that_the_system_cuts_short_leaves_no_truncated_file(tmp_path: P
         with results.locked():
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
             try:
-                results.save({{"key": "a", "filler": "x" * 10000}})
+                results.save({{"key": "a", "status": "ok", "filler": "x" * 10000}})
             except ResultsError as error:
                 print(error)
     """
@@ -202,7 +202,8 @@ def test_a_write_that_the_system_cuts_short_leaves_no_truncated_file(tmp_path: P
 
 def test_a_run_killed_while_it_writes_leaves_nothing_that_looks_like_a_result(tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    kill = "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL); results.save({'key': 'a' * 16, 'schema': 1})"
+    kill = "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL); "
+    kill += "results.save({'key': 'a' * 16, 'status': 'ok', 'schema': 1})"
     with other_process(folder, kill) as process:
         assert process.wait(60) == -signal.SIGKILL
     raw = folder / "raw"
