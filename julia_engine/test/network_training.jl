@@ -688,3 +688,17 @@ NETWORK.forward(::Signs, x::AD.Tensor, ::Dict{String,AD.Tensor}, ::Bool) = sign.
     end
     @test found[1] ≈ found[2] rtol = 1e-12
 end
+
+@testset "while a team works, another training has one thread" begin
+    x, y, order = problem()
+    new() = Trainer(Chain(Dense(12 => 8), BatchNorm(8), Dense(8 => 3); dtype=Float64); batch_size=20, threads=MANY)
+    expected = train_epoch!(new(), Float64.(x), y, order)
+    lock(NETWORK.ONE_TEAM)
+    try
+        @test NETWORK.threads_to_use(MANY) == 1
+        @test train_epoch!(new(), Float64.(x), y, order) ≈ expected
+    finally
+        unlock(NETWORK.ONE_TEAM)
+    end
+    @test NETWORK.threads_to_use(MANY) == MANY
+end
