@@ -323,7 +323,7 @@ def _run_first(tasks: list[Task]) -> None:
     tasks[0]()
 
 
-class _WithMomentum(Optimizer):
+class WithMomentum(Optimizer):
     """A rule that collects its steps in a velocity where there is momentum."""
 
     kept_always: ClassVar[tuple[str, ...]] = ()
@@ -340,7 +340,7 @@ class _WithMomentum(Optimizer):
         self._keep((*self.kept_always, "velocity") if self._momentum else self.kept_always)
 
 
-class SGD(_WithMomentum):
+class SGD(WithMomentum):
     """Gradient descent, with momentum and Nesterov's variant of it: ``torch.optim.SGD`` without dampening.
 
     ``velocity = momentum * velocity + gradient``; the step is ``velocity``, or for Nesterov
@@ -380,7 +380,7 @@ class SGD(_WithMomentum):
         np.subtract(p, s, out=p)
 
 
-class RMSProp(_WithMomentum):
+class RMSProp(WithMomentum):
     """Gradient over the root of its running mean square: ``torch.optim.RMSprop``, not centred.
 
     ``square = alpha * square + (1 - alpha) * gradient²``; the step is ``gradient / (sqrt(square) + eps)``,
