@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,9 @@ ENGINES = ("numpy", "julia")
 OLDEST_PYTHON = (3, 11)
 DISK_NEEDED = 1_000_000_000
 """Bytes that a sweep may need at one time: the data set as arrays for the workers, captures, results."""
+
+TRIED_SECONDS = 0.5
+"""Seconds of training in which an engine finds out how many threads are the fastest."""
 
 EXPECTED = {
     "mnist": "train-images-idx3-ubyte.gz and its three siblings",
@@ -154,7 +158,7 @@ def machine() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """What the threads of our engines do in a training step of each study's network: shapes decide that.
+    """What the threads of our engines do in a training step of each study's network: shapes and some steps decide.
 
     The records of a study with many networks say it themselves.
     """
@@ -192,8 +196,9 @@ def _threads_in_step(worker: Worker, paper: papers.Paper) -> str:
     rows = generated.drawn_for(spec, samples)
     rule = Optimizer(training.optimizer.value, training.learning_rate.value)
     worker.build(spec, weights.initialise(spec, 0), rule, samples)
-    # As many steps as it takes an engine to find out how many threads are the fastest.
-    worker.train_epoch(rows.x_train, rows.y_train, np.tile(np.arange(samples), 10))
+    end = time.monotonic() + TRIED_SECONDS
+    while time.monotonic() < end:
+        worker.train_epoch(rows.x_train, rows.y_train, np.tile(np.arange(samples), 10))
     return worker.threads_in_step()
 
 

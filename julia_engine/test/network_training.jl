@@ -174,6 +174,7 @@ allocated_by(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, x,
     long = repeat(order, 20)
     many = zeros(106)
     train_epoch!(trainer, x, y, long, many)
+    foreach(trials -> trials.decided = true, values(trainer.trials))
     allocated_by(trainer, x, y, long, many)
     @test allocated_by(trainer, x, y, long, many) <= 4000
 end
@@ -233,6 +234,88 @@ end
         @test train_epoch!(trainer, x, y) ≈ train_epoch!(alone, x, y)
         @test trainer.vector ≈ alone.vector
         @test NETWORK.threads_in_step(trainer) == (split ? "split over $threads threads" : "one thread")
+    end
+end
+
+"""The trials of a trainer's plans, decided so, as if its steps had been timed."""
+decide!(trainer, alone) = foreach(values(trainer.trials)) do trials
+    trials.decided, trials.is_alone = true, alone
+end
+
+@testset "one thread computes bit for bit what all do, $name, $(typeof(o)), $T" for T in (Float32, Float64),
+    o in (SGD(0.1), SGD(0.1; momentum=0.9, weight_decay=0.01), Adam(0.01), RMSProp(0.01; clip_value=0.1)),
+    (name, layers, input, options) in (
+        ("dense", () -> (Dense(20 => 13, tanh), Dense(13 => 10)), T -> rand(MersenneTwister(1), T, 20, 173), NamedTuple()),
+        ("dropout", () -> (Dense(20 => 13, relu), Dropout(0.5), Dense(13 => 10)), T -> rand(MersenneTwister(1), T, 20, 173), (accumulate=3,)),
+        ("embedding", () -> (Embedding(50 => 6), Flatten(), Dense(30 => 10)), T -> rand(MersenneTwister(1), 1:50, 5, 173), NamedTuple()))
+
+    x, y = input(T), rand(MersenneTwister(2), 1:10, 173)
+    for threads in 2:MANY
+        found = map((nothing, false, true)) do alone
+            trainer = Trainer(Chain(layers()...; seed=1, dtype=T); batch_size=50, threads=threads, optimizer=deepcopy(o), options...)
+            losses = train_epoch!(trainer, x, y)
+            alone === nothing || decide!(trainer, alone)
+            losses = [losses; train_epoch!(trainer, x, y); train_epoch!(trainer, x, y; rates=fill(0.01, 4))]
+            @test length(trainer.trials) == 1
+            alone === nothing || @test NETWORK.threads_in_step(trainer) == (alone ? "one thread" : "split over $threads threads")
+            all(cost -> cost[3] >= 0, NETWORK.costs(trainer)) || error("a cost below zero")
+            losses, copy(trainer.vector)
+        end
+        @test found[1] == found[2] == found[3]
+    end
+end
+
+@testset "the way that takes less time is kept" begin
+    function decided(together, alone; least=1, steps=10_000)
+        trials, done = NETWORK.Trials(least), 0
+        while !trials.decided && done < steps
+            now = NETWORK.at_once(trials, steps - done)
+            done += now
+            NETWORK.note!(trials, now * (trials.is_alone ? alone : together), now)
+        end
+        return trials, done
+    end
+    for (together, alone, kept) in ((1e-4, 2e-4, false), (2e-4, 1e-4, true), (1e-4, 1.01e-4, true), (0.5, 0.9, false), (0.9, 0.5, true))
+        trials, steps = decided(together, alone)
+        @test trials.decided && trials.is_alone == kept
+        @test together < 0.1 ? 0.1 <= trials.all_spent < 0.11 : steps == 6  # three of each
+        @test NETWORK.at_once(trials, 7) == 7
+    end
+    @test decided(1e-9, 1e-9)[2] == 10_000 && !decided(1e-9, 1e-9)[1].decided
+    trials, steps = decided(0.5, 0.9; least=4)
+    @test steps == 24 && !trials.is_alone
+    slow = NETWORK.Trials(1)  # one trial of three is disturbed, of each
+    for seconds in (0.9, 0.1, 0.05, 0.1, 0.05, 0.01)
+        NETWORK.note!(slow, seconds, 1)
+    end
+    @test slow.decided && !slow.is_alone
+end
+
+@testset "both ways are tried in the first steps, and then one is kept" begin
+    chain() = Chain(Conv2D(1 => 4, (3, 3), relu), Flatten(), Dense(256 => 10); seed=1, dtype=Float32)
+    x, y = rand(MersenneTwister(1), Float32, 10, 10, 1, 100), rand(MersenneTwister(2), 1:10, 100)
+    for threads in 2:MANY
+        trainer = Trainer(chain(); batch_size=20, threads=threads)
+        train_epoch!(trainer, x, y)
+        trials = trainer.trials[20, threads]
+        epochs = 1
+        while !trials.decided && epochs < 10_000
+            train_epoch!(trainer, x, y)
+            epochs += 1
+        end
+        @test trials.decided && min(length(trials.alone), length(trials.together)) >= 3
+        expected = Trainer(chain(); batch_size=20, threads=threads)
+        train_epoch!(expected, x, y)
+        decide!(expected, false)
+        foreach(_ -> train_epoch!(expected, x, y), 2:epochs)
+        @test trainer.vector == expected.vector
+        NETWORK.forget_plans!(trainer)
+        @test isempty(trainer.trials)
+        for options in ((optimizer=SGD(0.1; clip_norm=1.0),), (threads=1,))
+            other = Trainer(chain(); batch_size=20, threads=threads, options...)
+            train_epoch!(other, x, y)
+            @test isempty(other.trials)
+        end
     end
 end
 

@@ -1,4 +1,4 @@
-# A team of threads that goes through many steps together.
+# A team of threads that goes through many steps together, and `Trials`, which find out whether it is faster than one thread.
 #
 # One parallel region runs a whole call, many steps of an epoch; inside it the threads meet at barriers, which are two
 # atomic additions and a short wait. That costs less than starting a task for each step, and allocates nothing.
@@ -107,6 +107,57 @@ function run_members(members::Members)
         Threads.@threads :static for k in 1:Threads.nthreads()
             k <= team.size && members(k)
         end
+    end
+    return nothing
+end
+
+# Which way is the fastest -----------------------------------------------------------------------------------------------
+
+"""Trials of each way, at least, whose median counts, and seconds from the first trial to the last."""
+const TRIALS, LEAST_SECONDS = 3, 0.1
+"""Seconds of a trial, at least: many short steps are timed together."""
+const TRIAL_SECONDS = 0.001
+"""How many times as fast all threads must be: below that a lucky trial decides, and one thread does as well."""
+const GAIN = 1.03
+
+"""
+The two ways to run the parts of a batch, by all threads at the same time or by one thread after each other, tried in turn in the
+first steps until it is known which takes less time: then that is kept. Both compute the same numbers.
+"""
+mutable struct Trials
+    together::Vector{Float64}  # seconds of a step, in each trial
+    alone::Vector{Float64}
+    is_alone::Bool  # the way that is tried now, or is kept
+    decided::Bool
+    steps::Int  # of this trial
+    spent::Float64  # seconds of this trial
+    all_spent::Float64  # and of all
+    least::Int  # steps of a trial, at least: to an update
+end
+Trials(least::Int) = Trials(Float64[], Float64[], false, false, 0, 0.0, 0.0, least)
+
+"""Of so many steps, how many are to be run next in the same way."""
+function at_once(trials::Trials, steps::Int)
+    trials.decided && return steps
+    trials.steps == 0 && return min(trials.least, steps)
+    wanted = (TRIAL_SECONDS - trials.spent) / max(trials.spent, 1e-9) * trials.steps
+    return min(ceil(Int, clamp(wanted, 1.0, 1e6)), steps)
+end
+
+"""Note what so many steps took; after a trial it is the other way's turn, or it is decided."""
+function note!(trials::Trials, seconds::Float64, steps::Int)
+    trials.decided && return nothing
+    trials.steps += steps
+    trials.spent += seconds
+    trials.all_spent += seconds
+    (trials.spent < TRIAL_SECONDS || trials.steps < trials.least) && return nothing
+    push!(trials.is_alone ? trials.alone : trials.together, trials.spent / trials.steps)
+    trials.is_alone = !trials.is_alone
+    trials.steps, trials.spent = 0, 0.0
+    if length(trials.alone) >= TRIALS && length(trials.alone) == length(trials.together) && trials.all_spent >= LEAST_SECONDS
+        usual(seconds) = sort(seconds)[cld(length(seconds), 2)]
+        trials.is_alone = usual(trials.alone) < GAIN * usual(trials.together)
+        trials.decided = true
     end
     return nothing
 end

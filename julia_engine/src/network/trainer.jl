@@ -55,6 +55,7 @@ mutable struct Trainer{T,O<:Optimizer}
     input::Vector{Int}  # the size of a sample that the plans are for
     output::Vector{Int}
     plans::Dict{Tuple{Int,Int},Vector{Shard{T}}}  # by the number of samples, and of threads
+    trials::Dict{Tuple{Int,Int},Trials}  # of the plans whose parts all threads can run at the same time, or one of them
     single::Union{Nothing,Shard{T}}  # the plan for one sample, where a batch goes through one by one
     streams::DropoutStreams  # of the plans
     forwards::Dict{Tuple{Int,Bool},Tape}
@@ -93,7 +94,7 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
         batch_size, threads, accumulate, techniques, Team(splits ? threads : 1),
         AD.zeroed!(Vector{T}(undef, n)), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
-        Dict{Tuple{Int,Int},Vector{Shard{T}}}(), nothing, DropoutStreams(dropouts(chain)), Dict{Tuple{Int,Bool},Tape}(),
+        Dict{Tuple{Int,Int},Vector{Shard{T}}}(), Dict{Tuple{Int,Int},Trials}(), nothing, DropoutStreams(dropouts(chain)), Dict{Tuple{Int,Bool},Tape}(),
         zeros(8 * (threads + 1)), takes_ids(chain), false,
         [(1, n)], [T[] for _ in 1:threads], Inf, communicator)
 end
@@ -252,7 +253,8 @@ function costs(trainer::Trainer{T}) where {T}
     shards = shards_for!(trainer, trainer.batch_size)
     tapes, n = Tape[AD.untiled(shard.tape) for shard in shards], length(shards)
     found = [Tuple{AD.Step,Float64}[] for _ in shards]
-    team = n > 1 && threads_to_use(trainer.team.size) == trainer.team.size ? trainer.team : ALONE
+    alone = runs_alone(trainer) || threads_to_use(trainer.team.size) < trainer.team.size
+    team = n > 1 && !alone ? trainer.team : ALONE
     streams = kept_streams(trainer.streams)
     before = set_blas_threads(blas_threads(shards, trainer.threads))
     meet_in!(team, shards)
@@ -269,13 +271,19 @@ function costs(trainer::Trainer{T}) where {T}
     end
     each = Tuple{String,String,Float64,Int}[]
     for (shard, tape, steps) in zip(shards, tapes, found), (step, seconds) in steps
-        threads = shard.shared !== nothing && is_shared_out(T, tape, step) ? trainer.threads : n
+        threads = alone ? 1 : shard.shared !== nothing && is_shared_out(T, tape, step) ? trainer.threads : n
         push!(each, (step.equation.op.name, step.equation.scope, seconds / threads, AD.bytes_moved(step)))
     end
     vectors = 2 * (1 + length(state_names(trainer.optimizer))) + n
     isfinite(trainer.update_seconds) &&
         push!(each, (UPDATE, "", trainer.update_seconds / trainer.accumulate, vectors * sizeof(trainer.vector)))
     return each
+end
+
+"""Whether one thread runs all parts of a whole mini-batch, since that takes less time."""
+function runs_alone(trainer::Trainer)
+    trials = get(trainer.trials, (trainer.batch_size, threads_for(trainer, trainer.batch_size)), nothing)
+    return trials !== nothing && trials.decided && trials.is_alone
 end
 
 """Whether a step is a product that threads share where they share products."""
@@ -296,6 +304,7 @@ What the threads do in the step of a whole mini-batch, in words.
 function threads_in_step(trainer::Trainer)
     choose_sparse!(trainer)
     shards = shards_for!(trainer, trainer.batch_size)
+    runs_alone(trainer) && return "one thread"
     length(shards) > 1 && return "split over $(length(shards)) threads"
     shards[1].shared === nothing || return "products shared by $(trainer.threads) threads"
     threads = blas_threads(shards, trainer.threads)
@@ -483,20 +492,59 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     foreach(shard -> AD.check_ready(shard.tape), others)
     works_together = length(shards) > 1 || shards[1].shared !== nothing
     team = threads == trainer.team.size && works_together ? trainer.team : ALONE
+    trials = team.size > 1 || Versions.writes_code() ? trials_for!(trainer, shards, others, full, threads) : nothing
     before = set_blas_threads(blas_threads(shards, trainer.threads))
-    steps, pending = trainer.state.steps, trainer.pending
     failed = 0
     try
-        if team.size == 1 && !Versions.writes_code()  # a workload has one thread, and is to compile what several do
-            failed = work!(trainer, team, 1, shards, others, data, losses, first, last, steps, pending)
+        if trials === nothing
+            failed = steps!(trainer, team, shards, others, data, losses, first, last)
         else
-            failed = in_team!(trainer, team, shards, others, data, losses, first, last, steps, pending)
+            failed = tried_steps!(trainer, trials, shards, others, data, losses, first, last)
         end
     finally
         set_blas_threads(before)
     end
     failed == 0 || throw(AD.apart(explained, trainer, data, failed, unsafe_load(losses, failed)))
     return nothing
+end
+
+"""
+What is known of the two ways to run a plan's parts; `nothing` where there is one: all threads must work at the same time where they
+wait for each other, and where one of them might round otherwise, as in products that all share, or in a norm.
+"""
+function trials_for!(trainer::Trainer, shards::Vector{<:Shard}, others::Vector{<:Shard}, samples::Int, threads::Int)
+    (length(shards) == 1 || trainer.optimizer.clip_norm < Inf || trainer.communicator !== nothing) && !Versions.writes_code() &&
+        return nothing
+    all(shard -> shard.meeting === nothing, shards) && all(shard -> shard.meeting === nothing, others) || return nothing
+    key = (samples, threads_for(trainer, samples, threads))
+    haskey(trainer.trials, key) || (trainer.trials[key] = Trials(trainer.accumulate))
+    return trainer.trials[key]
+end
+
+"""The steps in the way that is the fastest or, as long as that is not known, now in the one and now in the other."""
+function tried_steps!(trainer::Trainer, trials::Trials, shards, others, data::Data, losses::Ptr{Float64}, first::Int, last::Int)
+    whole = others === shards ? last : data.rows ÷ trainer.batch_size  # the steps of as many samples as the first
+    failed = 0
+    while failed == 0 && first <= last
+        team = trials.is_alone ? ALONE : trainer.team
+        timed = trials.decided ? last : min(last, whole)
+        stop = first > timed ? last : first - 1 + at_once(trials, timed - first + 1)
+        before = time_ns()
+        failed = steps!(trainer, team, shards, others, data, losses, first, stop)
+        if !trials.decided && stop <= whole
+            note!(trials, (time_ns() - before) / 1e9, stop - first + 1)
+            trials.decided && (trainer.update_seconds = Inf)  # that of the way that is kept
+        end
+        first = stop + 1
+    end
+    return failed
+end
+
+function steps!(trainer::Trainer, team::Team, shards, others, data::Data, losses::Ptr{Float64}, first::Int, last::Int)
+    steps, pending = trainer.state.steps, trainer.pending
+    team.size == 1 && !Versions.writes_code() &&  # a workload has one thread, and is to compile what several do
+        return work!(trainer, team, 1, shards, others, data, losses, first, last, steps, pending)
+    return in_team!(trainer, team, shards, others, data, losses, first, last, steps, pending)
 end
 
 function in_team!(trainer, team, shards, others, data, losses, first, last, steps, pending)
@@ -814,6 +862,7 @@ end
 function forget_plans!(trainer::Trainer)
     forget!(trainer.streams)
     empty!(trainer.plans)
+    empty!(trainer.trials)
     trainer.single = nothing
     return nothing
 end
