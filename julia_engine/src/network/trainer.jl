@@ -3,9 +3,10 @@
 # A mini-batch is gathered straight into the tapes' input buffers, each tape leaves its gradients in one flat vector, and
 # the optimizer runs over that vector: a step allocates nothing. With more than one thread the batch is split into shards,
 # one per thread, each with buffers and a gradient vector of its own and BLAS at one thread; the sum of the gradients is
-# fused with the update, of which every thread does a stretch. Where the gradients are more than all that a split spreads, a
-# batch stays whole, and the threads share its products. Of a matrix whose columns are looked up (an embedding) only
-# the gradients of those columns are kept; the update spreads them out, a block at a time, in the cache.
+# fused with the update, of which every thread does a stretch. One thread runs all shards where that takes less time. Where
+# the gradients are more than all that a split spreads, a batch stays whole, and the threads share its products. Of a matrix
+# whose columns are looked up (an embedding) only the gradients of those columns are kept; the update spreads them out, a
+# block at a time, in the cache.
 
 """Mean loss and share of right answers (NaN where the loss has no notion of a right answer)."""
 struct Evaluation
