@@ -27,6 +27,7 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Op, Scratch, Tangents, c_ordered, common_dtype, float_only
+from py_engine.ad.ops.linalg import in_parts
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import Array, Node, Tensor
@@ -60,6 +61,13 @@ def _by_gate(rows: Array, gates: int) -> Array:
 def _one(dtype: Any) -> Array:
     """The number one as an array, which numpy need not make of it at each call."""
     return np.ones((), dtype)
+
+
+def _memory_of_weights(state: Array, weights: Array, product: Array, scratch: Scratch) -> Array:
+    """Memory for a copy of the weights, which lies as the products with states are the fastest."""
+    by_columns = scratch(weights.shape[::-1], weights.dtype).T
+    is_in_parts = in_parts(state, by_columns, product)[1] is not by_columns
+    return by_columns if is_in_parts else by_columns.T.reshape(weights.shape)
 
 
 def _sigmoid_of_negated(z: Array, one: Array) -> list[Call]:
@@ -226,7 +234,7 @@ def _bind_lstm(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep
         gates = scratch((1, 4, samples, units), dtype)
     rows, term = scratch((samples, width), dtype), scratch((samples, units), dtype)
     product, one, order = _by_gate(rows, 4), _one(dtype), (0, 1, 3, 2)
-    negated = scratch(recurrent.shape, dtype)
+    negated = _memory_of_weights(states[0], recurrent, rows, scratch)
     in_order = _by_gate(negated, 4), _by_gate(recurrent, 4)
     calls: list[Call] = [partial(np.copyto, in_order[0][to], in_order[1][gate]) for to, gate in enumerate(order)]
     calls.append(partial(np.negative, negated, negated))
@@ -237,7 +245,10 @@ def _bind_lstm(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep
             z, cell, tanh = gates[t if keep else 0], cells[t], tanhs[t]
             i, f, o, minus_g = z
             if t:
-                calls += [partial(np.matmul, states[t - 1], negated, rows), partial(np.subtract, product, z, z)]
+                calls += [
+                    partial(np.matmul, *in_parts(states[t - 1], negated, rows)),
+                    partial(np.subtract, product, z, z),
+                ]
             else:
                 calls.append(partial(np.negative, z, z))
             calls += [*_sigmoid_of_negated(z[:3], one), partial(np.tanh, minus_g, minus_g)]
@@ -319,7 +330,7 @@ def _bind_lstm_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch, l
                 calls.append(partial(np.multiply, here, slope[k], by_cell))
             else:
                 here = by_state
-                calls.append(partial(np.matmul, out[t + 1], back, by_state))
+                calls.append(partial(np.matmul, *in_parts(out[t + 1], back, by_state)))
                 calls += [] if last else [partial(np.add, by_state, g[t], by_state)]
                 calls += [partial(np.multiply, here, slope[k], term), partial(np.add, by_cell, term, by_cell)]
             calls += [partial(np.multiply, d[k], by_cell, d[k]) for d in (d_i, d_f, d_g)]
@@ -426,7 +437,7 @@ def _bind_gru(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep:
         gates = scratch((1, 3, samples, units), dtype)
     rows, term = scratch((samples, width), dtype), scratch((samples, units), dtype)
     product, one = _by_gate(rows, 3), _one(dtype)
-    negated, both = scratch(recurrent.shape, dtype), slice(2 * units)
+    negated, both = _memory_of_weights(states[0], recurrent, rows, scratch), slice(2 * units)
     calls: list[Call] = [
         partial(np.copyto, negated, recurrent),
         partial(np.negative, negated[:, both], negated[:, both]),
@@ -438,7 +449,7 @@ def _bind_gru(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep:
             r, z = r_and_z
             if t:
                 calls += [
-                    partial(np.matmul, states[t - 1], negated, rows),
+                    partial(np.matmul, *in_parts(states[t - 1], negated, rows)),
                     partial(np.subtract, product[:2], r_and_z, r_and_z),
                 ]
             else:
@@ -532,7 +543,7 @@ def _bind_gru_gradient(
             else:
                 here = by_state
                 calls += [
-                    partial(np.matmul, by_products[t], back, by_state),
+                    partial(np.matmul, *in_parts(by_products[t], back, by_state)),
                     partial(np.add, by_state, carried, by_state),
                 ]
                 calls += [] if last else [partial(np.add, by_state, g[t], by_state)]

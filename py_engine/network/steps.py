@@ -457,7 +457,7 @@ def _largest_product(tape: Tape) -> float:
     for step in tape.instructions:
         if step.equation.op.steps:
             products = (call.args for call in step.calls if is_product(call))
-            found += [2.0 * math.prod(a.shape[-2:]) * b.shape[-1] for a, b, *_ in products]
+            found += [2.0 * out.size * a.shape[-1] for a, _, out in products]
         elif step.equation.op.product:
             found.append(step.equation.flops)
     return max(found)
@@ -538,6 +538,10 @@ SMALL_PRODUCT = 3_000_000
 """Operations of the largest product up to which a batch that stays whole has one thread: a second one in BLAS takes as
 long to wake as it saves. Measured with one sample: up to here two threads take 0.94 to 1.34 times the time of one."""
 
+OPERATIONS_PER_BYTE = 6
+"""Of a product in parts: how many take as long as moving a byte. Measured with LSTMs and GRUs of 64 to 512 units and 4
+to 64 samples, and kernels for AVX-512."""
+
 GRADIENT_MOVES = 6
 """How often each further thread moves a gradient that all threads have: its products read the weight twice and write
 its gradient, and the sum reads two gradients and writes one."""
@@ -551,8 +555,9 @@ def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> b
     everything but the products moves more bytes than summing the gradients does (of embeddings only the gathered rows
     are summed), and where that is enough for the number of calls, each of which waits for the interpreter's lock: a
     recurrent network makes thousands of short ones, and at each of its steps every thread reads all weights, however
-    few samples it has (measured with LSTMs of 256 and 512 units and 16 samples). It follows from shapes alone: the same
-    network is split in the same way on every machine, and gives the same numbers in every run.
+    few samples it has (measured with LSTMs of 256 and 512 units and 16 samples). Its products, where BLAS computes them
+    in parts without copies, take as long as their operations, which splitting spreads. It follows from shapes and from
+    BLAS's kernels alone: the same network gives the same numbers in every run.
 
     Args:
         shard: a part of the batch.
@@ -571,7 +576,10 @@ def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> b
         calls += len(step.calls)
         if step.equation.op.steps:
             moved += own * sum(bytes_of(call) for call in step.calls if not is_product(call))
-            read += sum(call.args[1].nbytes for call in step.calls if is_product(call))
+            products = [call.args for call in step.calls if is_product(call)]
+            read += sum(b.nbytes for _, b, _ in products)
+            operations = sum(2 * out.size * a.shape[-1] for a, b, out in products if b.ndim > a.ndim)
+            moved += own * operations / OPERATIONS_PER_BYTE
         elif step.calls and not step.equation.op.product:
             moved += sum(x.nbytes * growth.get(id(x), 1.0) for x in (*inputs, *outputs))
     return moved > max(GRADIENT_MOVES * threads * shard.summed, SPLIT_FROM * calls, threads * read / 2)

@@ -1,4 +1,4 @@
-"""Large products that are run before the first that matters: when, in which dtype, and in which threads."""
+"""What makes products fast: a large one before the first that matters, sharing by threads, and parts of few columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 import py_engine as pe
 from py_engine.ad.compile import products
 from py_engine.ad.memory import stretches
-from py_engine.network import Chain, Dense, Trainer, steps
+from py_engine.ad.ops import linalg
+from py_engine.network import GRU, LSTM, SGD, Chain, Dense, Flatten, Trainer, steps
 
 LARGE = np.ones((128, 128))
 """Its product with itself has 2**22 operations."""
@@ -169,4 +170,155 @@ def test_a_small_network_starts_no_threads(batch: tuple[Any, Any]) -> None:
     trainer = wide(units=8)
     trainer.train_epoch(batch[0].astype(np.float32), batch[1])
     assert trainer._threads is None
+    trainer.close()
+
+
+# In parts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["with copies", "without copies"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """A BLAS that has kernels that multiply small matrices as they lie, or has none, whatever this machine's has."""
+    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: request.param)
+    return bool(request.param)
+
+
+def lying(x: Any, by_columns: bool) -> Any:
+    """The matrix, with its columns or its rows in one piece."""
+    return np.ascontiguousarray(x.T).T if by_columns else np.ascontiguousarray(x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 31, 32, 33])
+@pytest.mark.parametrize(
+    ("summed", "columns"),
+    [(31, 4096), (32, 4096), (32, 40), (64, 128), (300, 520), (512, 2048), (1024, 127), (1000, 300)],
+)
+def test_products_of_few_rows_in_parts_are_the_whole_ones(
+    kernels: bool, rng: np.random.Generator, dtype: Any, by_columns: bool, rows: int, summed: int, columns: int
+) -> None:
+    a, b = rng.standard_normal((rows, summed)).astype(dtype), rng.standard_normal((summed, columns)).astype(dtype)
+    b = lying(b, by_columns)
+    beside = np.full((rows, columns + 5), np.nan, dtype)
+    for out in (np.full((rows, columns), np.nan, dtype), beside[:, 2:-3]):
+        left, right, result = linalg.in_parts(a, b, out)
+        apart = right.ndim == 3
+        small = rows * summed * columns <= linalg.SMALL and (
+            not by_columns or rows * columns <= linalg.SMALL_TRANSPOSED
+        )
+        assert apart <= (kernels and 1 < rows <= 32 and summed >= 32 and not small and columns != 127)
+        if kernels and 2 <= rows <= 16 and (summed, columns) == (512, 2048):
+            assert apart
+        assert right is b or (np.shares_memory(right, b) and np.shares_memory(result, out))
+        if apart:
+            assert right.shape[0] * right.shape[2] == columns
+            assert rows * summed * right.shape[2] <= linalg.SMALL
+            assert not by_columns or rows * right.shape[2] <= linalg.SMALL_TRANSPOSED
+        np.matmul(left, right, result)
+        tolerance = 1e-3 if dtype is np.float32 else 1e-11
+        np.testing.assert_allclose(out, a.astype(float) @ b.astype(float), rtol=tolerance, atol=tolerance)
+    assert np.isnan(beside[:, :2]).all() and np.isnan(beside[:, -3:]).all()
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize(("rows", "summed", "columns"), [(16, 512, 640), (3, 700, 600), (32, 256, 512)])
+def test_products_of_few_rows_are_the_same_eagerly_and_compiled(
+    kernels: bool, rng: np.random.Generator, by_columns: bool, rows: int, summed: int, columns: int
+) -> None:
+    a, b = rng.standard_normal((rows, summed)), rng.standard_normal((summed, columns))
+    w = b.T.copy() if by_columns else b
+
+    def product(a: Any, w: Any) -> Any:
+        return a @ (w.T if by_columns else w)
+
+    def loss(a: Any, w: Any) -> Any:
+        return np.sum(np.tanh(product(a, w) / 10))
+
+    np.testing.assert_array_equal(pe.compile(product)(a, w), product(pe.tensor(a), pe.tensor(w)).numpy())
+    np.testing.assert_allclose(pe.compile(product)(a, w), a @ b, rtol=1e-9, atol=1e-9)
+    slope = (1 - np.tanh(a @ b / 10) ** 2) / 10
+    by_w = a.T @ slope
+    for found in (pe.grad(loss, (0, 1))(a, w), pe.compile(pe.grad(loss, (0, 1)))(a, w)):
+        np.testing.assert_allclose(found[0], slope @ b.T, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(found[1], by_w.T if by_columns else by_w, rtol=1e-9, atol=1e-9)
+
+
+def test_what_does_not_lie_as_kernels_read_it_is_multiplied_whole(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
+    a, b, out = rng.random((16, 512)), rng.random((512, 1024)), np.empty((16, 1024))
+    assert linalg.in_parts(a, b, out)[1].ndim == 3
+    every_other = np.empty((16, 2048))[:, ::2]
+    large = np.broadcast_to(b[:1], b.shape)  # as many bytes as it has elements, whatever the memory
+    integers = (a.astype(int), b.astype(int), out.astype(int))
+    for given in (
+        (lying(a, True), b, out),
+        (a, b[::-1], lying(out, True)),
+        (a, b, every_other),
+        (a[None], b, out[None]),
+        (a, np.repeat(b, 2, axis=1)[:, ::2], out),
+        integers,
+    ):
+        assert linalg.in_parts(*given)[1] is given[1]
+    assert large.strides[1] == large.itemsize and linalg.in_parts(a, large, out)[2].ndim == 3
+    whole = np.empty((2048, 1025))[:, :1024]  # in memory of over MOST_BYTES
+    assert linalg.in_parts(rng.random((4, 2048)), whole, np.empty((4, 1024)))[1] is whole
+    by_columns = np.empty((1024, 2048)).T
+    assert linalg.in_parts(rng.random((4, 2048)), by_columns, np.empty((4, 1024)))[1].ndim == 3
+
+
+def test_a_product_in_parts_is_shared_out_to_threads(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
+    a, b, out = rng.random((16, 512)), rng.random((512, 1024)), np.empty((16, 1024))
+    whole = partial(np.matmul, *linalg.in_parts(a, b, out))
+    assert products.worth_sharing(whole)
+    whole()
+    expected = out.copy()
+    for threads in (1, 2, 3, 40):
+        out[...] = np.nan
+        done: list[Any] = []
+        products.shared(whole, lambda calls, done=done: done.extend(call() for call in calls), threads)()  # type: ignore[misc]
+        assert len(done) <= threads
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("layer", [LSTM, GRU])
+@pytest.mark.parametrize(("last", "length"), [(True, 3), (False, 2), (True, 1)])
+def test_recurrences_with_products_in_parts_are_those_without(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, layer: Any, last: bool, length: int
+) -> None:
+    found: list[Any] = []
+    x, y = rng.standard_normal((24, length, 8)), rng.integers(0, 3, 24)
+    for apart in (False, True):
+        monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda apart=apart: apart)
+        head = [] if last else [Flatten()]
+        chain = Chain(
+            layer(8, 128, returns="last" if last else "sequence"),
+            *head,
+            Dense(128 if last else 128 * length, 3),
+            dtype=np.float64,
+        )
+        trainer = Trainer(chain, batch_size=24, threads=1, optimizer=SGD(0.1))
+        losses = [trainer.train_epoch(x, y) for _ in range(3)]
+        calls = [call for step in trainer.tapes[0].instructions for call in step.calls if products.is_product(call)]
+        assert any(call.args[2].ndim == 3 for call in calls) == (apart and length > 1)
+        loss, gradients = trainer.loss_and_gradients(x, y)
+        found.append((losses, loss, gradients))
+        trainer.close()
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
+    for name, gradient in found[0][2].items():
+        np.testing.assert_allclose(gradient, found[1][2][name], rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("layer", "units", "samples"), [(LSTM, 512, 16), (LSTM, 256, 16), (GRU, 256, 16), (LSTM, 64, 16)]
+)
+def test_recurrences_whose_products_are_in_parts_are_split_where_these_take_most_time(
+    kernels: bool, rng: np.random.Generator, layer: Any, units: int, samples: int
+) -> None:
+    trainer = Trainer(Chain(layer(64, units), Dense(units, 3)), batch_size=samples, threads=2)
+    trainer.train_epoch(rng.standard_normal((samples, 20, 64)).astype(np.float32), rng.integers(0, 3, samples))
+    assert len(trainer.tapes) == (2 if kernels and units > 64 else 1)
     trainer.close()

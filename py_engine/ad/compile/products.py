@@ -80,22 +80,29 @@ def bytes_of(call: Call) -> int:
 
 
 def worth_sharing(call: Call) -> bool:
-    """Whether a call is a product of two matrices that is large enough to be shared out to threads."""
+    """Whether a call is a product of two matrices, also in parts, that is large enough to be shared out to threads."""
     if not is_product(call):
         return False
     a, b, out = call.args
     flops = 2 * out.size * a.shape[-1]
-    return bool(out.ndim == 2 and (flops >= SHARED_FLOPS or a.nbytes + b.nbytes + out.nbytes >= SHARED_BYTES))
+    return bool(
+        a.ndim == 2
+        and b.ndim == out.ndim
+        and (flops >= SHARED_FLOPS or a.nbytes + b.nbytes + out.nbytes >= SHARED_BYTES)
+    )
 
 
 def shared(call: Call, run: Callable[[Sequence[Call]], None], threads: int) -> Call:
     """Return a call that has `run` do parts of a product at the same time, one in each of so many threads.
 
     The parts are rows of the result, each the product with the whole right matrix, or columns, with the whole left one:
-    the smaller of the two is read by all threads.
+    the smaller of the two is read by all threads. A product in parts, of some columns each, is shared out by parts.
     """
     assert isinstance(call, partial)
     a, b, out = call.args
+    if out.ndim == 3:
+        parts = stretches(len(out), threads)
+        return partial(run, [partial(call.func, a, b[mine], out[mine]) for mine in parts])
     axis = 1 if a.size < b.size and call.func is np.matmul else 0  # dot writes to memory in one piece only
 
     def part(mine: slice) -> Call:
