@@ -196,9 +196,10 @@ def _threads_in_step(worker: Worker, paper: papers.Paper) -> str:
     rows = generated.drawn_for(spec, samples)
     rule = Optimizer(training.optimizer.value, training.learning_rate.value)
     worker.build(spec, weights.initialise(spec, 0), rule, samples)
-    end = time.monotonic() + TRIED_SECONDS
+    steps, end = 10, time.monotonic() + TRIED_SECONDS
     while time.monotonic() < end:
-        worker.train_epoch(rows.x_train, rows.y_train, np.tile(np.arange(samples), 10))
+        worker.train_epoch(rows.x_train, rows.y_train, np.tile(np.arange(samples), steps))
+        steps *= 2
     return worker.threads_in_step()
 
 

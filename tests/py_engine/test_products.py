@@ -180,6 +180,7 @@ def test_a_small_network_starts_no_threads(batch: tuple[Any, Any]) -> None:
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """A BLAS that has kernels that multiply small matrices as they lie, or has none, whatever this machine's has."""
     monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: request.param)
+    monkeypatch.setattr(linalg, "_cores", lambda: 2)
     return bool(request.param)
 
 
@@ -248,6 +249,7 @@ def test_what_does_not_lie_as_kernels_read_it_is_multiplied_whole(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(linalg, "_cores", lambda: 2)
     a, b, out = rng.random((16, 512)), rng.random((512, 1024)), np.empty((16, 1024))
     assert linalg.in_parts(a, b, out)[1].ndim == 3
     every_other = np.empty((16, 2048))[:, ::2]
@@ -270,18 +272,62 @@ def test_what_does_not_lie_as_kernels_read_it_is_multiplied_whole(
 
 
 def test_a_product_in_parts_is_shared_out_to_threads(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Each thread has some of the columns, and computes these in parts."""
     monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(linalg, "_cores", lambda: 2)
     a, b, out = rng.random((16, 512)), rng.random((512, 1024)), np.empty((16, 1024))
-    whole = partial(np.matmul, *linalg.in_parts(a, b, out))
-    assert products.worth_sharing(whole)
-    whole()
-    expected = out.copy()
+    whole = partial(linalg.multiply_in_parts, a, b, out)
+    assert products.is_product(whole) and products.worth_sharing(whole)
     for threads in (1, 2, 3, 40):
         out[...] = np.nan
         done: list[Any] = []
         products.shared(whole, lambda calls, done=done: done.extend(call() for call in calls), threads)()  # type: ignore[misc]
-        assert len(done) <= threads
-        np.testing.assert_array_equal(out, expected)
+        assert len(done) == threads
+        np.testing.assert_allclose(out, a @ b, rtol=1e-12)
+    stack = partial(np.matmul, rng.random((512, 512)), rng.random((2, 2, 512, 64)), np.empty((2, 2, 512, 64)))
+    assert not products.worth_sharing(stack)
+
+
+def test_arguments_of_products_in_parts_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled function copies neither a large matrix in nor a large result out."""
+    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    read: list[Any] = []
+    plain = linalg.in_parts
+
+    def noted(a: Any, b: Any, out: Any) -> Any:
+        read.append((a, b, out))
+        return plain(a, b, out)
+
+    product = pe.compile(lambda a, b: a @ b)
+    monkeypatch.setattr(linalg, "in_parts", noted)
+    for number in range(3):
+        a, b = np.full((16, 512), 1.0 + number), np.ones((512, 1024))
+        result = product(a, b)
+        np.testing.assert_array_equal(result, np.full((16, 1024), 512 * (1.0 + number)))
+        assert read[-1][0] is a and read[-1][1] is b
+        assert np.shares_memory(read[-1][2], result)
+
+
+def test_products_are_left_whole_where_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """By the threads of BLAS, where there are many cores, and those of a matrix by its own transpose."""
+    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    a, out = rng.random((32, 2000)), np.empty((32, 32))
+    assert linalg.in_parts(a, a.T, out)[2] is out
+    assert linalg.in_parts(a, a.copy().T, out)[2].ndim == 3
+    x = pe.tensor(a)
+    np.testing.assert_array_equal((x @ x.T).numpy(), a @ a.T)
+    b, out = rng.random((2000, 256)), np.empty((4, 256))
+    assert linalg.in_parts(a[:4], b, out)[2].ndim == 3
+    monkeypatch.setattr(linalg, "_cores", lambda: 64)
+    assert linalg.in_parts(a[:4], b, out)[2] is out
+    small = rng.random((100, 400)).T, np.empty((32, 100))
+    assert linalg.in_parts(a[:, :400], *small)[2] is small[1]
+    small = rng.random((64, 400)).T, np.empty((32, 64))  # which BLAS's threads do not share
+    assert linalg.in_parts(a[:, :400], *small)[2].ndim == 3
 
 
 @pytest.mark.parametrize("layer", [LSTM, GRU])
@@ -293,6 +339,7 @@ def test_recurrences_with_products_in_parts_are_those_without(
     x, y = rng.standard_normal((24, length, 8)), rng.integers(0, 3, 24)
     for apart in (False, True):
         monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda apart=apart: apart)
+        monkeypatch.setattr(linalg, "_cores", lambda: 2)
         head = [] if last else [Flatten()]
         chain = Chain(
             layer(8, 128, returns="last" if last else "sequence"),

@@ -1,7 +1,7 @@
 # A team of threads that goes through many steps together, and `Trials`, which find out whether it is faster than one thread.
 #
-# One parallel region runs a whole call, many steps of an epoch; inside it the threads meet at barriers, which are two
-# atomic additions and a short wait. That costs less than starting a task for each step, and allocates nothing.
+# One parallel region runs a whole call, many steps of an epoch (in trials, some steps); inside it the threads meet at barriers,
+# which are two atomic additions and a short wait. That costs less than starting a task for each step, and allocates nothing.
 
 """Threads that meet at barriers: how many, how many have arrived, and how often they have met."""
 struct Team
@@ -113,10 +113,10 @@ end
 
 # Which way is the fastest -----------------------------------------------------------------------------------------------
 
-"""Trials of each way, at least, whose median counts, and seconds from the first trial to the last."""
+"""Trials of each way, at least, whose median counts, and seconds of all of them."""
 const TRIALS, LEAST_SECONDS = 3, 0.1
 """Seconds of a trial, at least: many short steps are timed together."""
-const TRIAL_SECONDS = 0.001
+const TRIAL_SECONDS = 0.005
 """How many times as fast all threads must be: below that a lucky trial decides, and one thread does as well."""
 const GAIN = 1.03
 
@@ -128,13 +128,14 @@ mutable struct Trials
     together::Vector{Float64}  # seconds of a step, in each trial
     alone::Vector{Float64}
     is_alone::Bool  # the way that is tried now, or is kept
+    warm::Bool  # whether steps have been run before, which compiles them and touches their memory
     decided::Bool
     steps::Int  # of this trial
     spent::Float64  # seconds of this trial
     all_spent::Float64  # and of all
     least::Int  # steps of a trial, at least: to an update
 end
-Trials(least::Int) = Trials(Float64[], Float64[], false, false, 0, 0.0, 0.0, least)
+Trials(least::Int) = Trials(Float64[], Float64[], false, false, false, 0, 0.0, 0.0, least)
 
 """Of so many steps, how many are to be run next in the same way."""
 function at_once(trials::Trials, steps::Int)
@@ -147,6 +148,7 @@ end
 """Note what so many steps took; after a trial it is the other way's turn, or it is decided."""
 function note!(trials::Trials, seconds::Float64, steps::Int)
     trials.decided && return nothing
+    trials.warm || (trials.warm = true; return nothing)
     trials.steps += steps
     trials.spent += seconds
     trials.all_spent += seconds

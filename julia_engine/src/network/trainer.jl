@@ -283,6 +283,7 @@ end
 
 """Whether one thread runs all parts of a whole mini-batch, since that takes less time."""
 function runs_alone(trainer::Trainer)
+    rounds_alike(trainer) || return false
     trials = get(trainer.trials, (trainer.batch_size, threads_for(trainer, trainer.batch_size)), nothing)
     return trials !== nothing && trials.decided && trials.is_alone
 end
@@ -514,27 +515,31 @@ What is known of the two ways to run a plan's parts; `nothing` where there is on
 wait for each other, and where one of them might round otherwise, as in products that all share, or in a norm.
 """
 function trials_for!(trainer::Trainer, shards::Vector{<:Shard}, others::Vector{<:Shard}, samples::Int, threads::Int)
-    (length(shards) == 1 || trainer.optimizer.clip_norm < Inf || trainer.communicator !== nothing) && !Versions.writes_code() &&
-        return nothing
+    (length(shards) == 1 || others[1].shared !== nothing || !rounds_alike(trainer)) && !Versions.writes_code() && return nothing
     all(shard -> shard.meeting === nothing, shards) && all(shard -> shard.meeting === nothing, others) || return nothing
     key = (samples, threads_for(trainer, samples, threads))
     haskey(trainer.trials, key) || (trainer.trials[key] = Trials(trainer.accumulate))
     return trainer.trials[key]
 end
 
+"""Whether an update by one thread gives the bits of one by all: a norm is added up from the threads' parts."""
+rounds_alike(trainer::Trainer) = trainer.optimizer.clip_norm == Inf && trainer.communicator === nothing
+
 """The steps in the way that is the fastest or, as long as that is not known, now in the one and now in the other."""
 function tried_steps!(trainer::Trainer, trials::Trials, shards, others, data::Data, losses::Ptr{Float64}, first::Int, last::Int)
     whole = others === shards ? last : data.rows ÷ trainer.batch_size  # the steps of as many samples as the first
     failed = 0
     while failed == 0 && first <= last
-        team = trials.is_alone ? ALONE : trainer.team
+        # Another task may have entered a parallel region since the last steps.
+        is_free = threads_to_use(trainer.team.size) == trainer.team.size
+        team = trials.is_alone || !is_free ? ALONE : trainer.team
         timed = trials.decided ? last : min(last, whole)
         stop = first > timed ? last : first - 1 + at_once(trials, timed - first + 1)
         before = time_ns()
         failed = steps!(trainer, team, shards, others, data, losses, first, stop)
-        if !trials.decided && stop <= whole
+        if !trials.decided && is_free && failed == 0 && stop <= whole
             note!(trials, (time_ns() - before) / 1e9, stop - first + 1)
-            trials.decided && (trainer.update_seconds = Inf)  # that of the way that is kept
+            trials.decided && trials.is_alone && stop < last && (trainer.update_seconds = Inf)  # that of all threads
         end
         first = stop + 1
     end

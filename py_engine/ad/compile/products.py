@@ -21,6 +21,7 @@ import numpy as np
 
 from py_engine.ad.memory import stretches
 from py_engine.ad.op import Call, Equation
+from py_engine.ad.ops.linalg import multiply_in_parts
 from py_engine.ad.tensor import FLOATS
 
 ROWS, COLUMNS, LENGTH = 48, 1024, 1024
@@ -71,7 +72,7 @@ def is_one_product(calls: Sequence[Call]) -> bool:
 
 def is_product(call: Call) -> bool:
     """Whether a call is a product of two matrices, or of stacks of them."""
-    return isinstance(call, partial) and call.func in (np.matmul, np.dot) and len(call.args) == 3
+    return isinstance(call, partial) and call.func in (np.matmul, np.dot, multiply_in_parts) and len(call.args) == 3
 
 
 def bytes_of(call: Call) -> int:
@@ -80,30 +81,23 @@ def bytes_of(call: Call) -> int:
 
 
 def worth_sharing(call: Call) -> bool:
-    """Whether a call is a product of two matrices, also in parts, that is large enough to be shared out to threads."""
+    """Whether a call is a product of two matrices that is large enough to be shared out to threads."""
     if not is_product(call):
         return False
     a, b, out = call.args
     flops = 2 * out.size * a.shape[-1]
-    return bool(
-        a.ndim == 2
-        and b.ndim == out.ndim
-        and (flops >= SHARED_FLOPS or a.nbytes + b.nbytes + out.nbytes >= SHARED_BYTES)
-    )
+    return bool(out.ndim == 2 and (flops >= SHARED_FLOPS or a.nbytes + b.nbytes + out.nbytes >= SHARED_BYTES))
 
 
 def shared(call: Call, run: Callable[[Sequence[Call]], None], threads: int) -> Call:
     """Return a call that has `run` do parts of a product at the same time, one in each of so many threads.
 
     The parts are rows of the result, each the product with the whole right matrix, or columns, with the whole left one:
-    the smaller of the two is read by all threads. A product in parts, of some columns each, is shared out by parts.
+    the smaller of the two is read by all threads.
     """
     assert isinstance(call, partial)
     a, b, out = call.args
-    if out.ndim == 3:
-        parts = stretches(len(out), threads)
-        return partial(run, [partial(call.func, a, b[mine], out[mine]) for mine in parts])
-    axis = 1 if a.size < b.size and call.func is np.matmul else 0  # dot writes to memory in one piece only
+    axis = 1 if a.size < b.size and call.func is not np.dot else 0  # dot writes to memory in one piece only
 
     def part(mine: slice) -> Call:
         if axis:

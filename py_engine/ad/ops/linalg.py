@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -85,17 +86,28 @@ MOST_COLUMNS, LEAST_COLUMNS, LEAST_TRANSPOSED, MOST_BYTES = 64, 48, 8, 2**23
 piece; and bytes of one that is not, at most: each of its rows is in another page."""
 
 
+MOST_CORES = 4
+"""Of the process, up to which parts, each for one core, take less time than the whole product by BLAS's threads."""
+
+
 @cache
 def _multiplies_without_copies() -> bool:
     """Whether numpy's BLAS has kernels that multiply small matrices as they lie."""
     pools = ThreadpoolController().select(internal_api="openblas").info()
-    return any(pool["architecture"] in NO_COPIES for pool in pools)
+    of_numpy = [pool for pool in pools if "numpy" in pool["filepath"]] or pools
+    return bool(of_numpy) and all(pool["architecture"] in NO_COPIES for pool in of_numpy)
+
+
+@cache
+def _cores() -> int:
+    """How many cores the process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _columns_at_once(a: Array, b: Array, out: Array) -> int:
     """How many columns of `b` are multiplied at a time, so that BLAS copies nothing; 0: all, since it does not or may.
 
-    By such parts products of 2 to 32 rows take 0.1 to 0.9 times the time.
+    By such parts products of 2 to 32 rows take 0.1 to 0.9 times the time, with one thread.
     """
     if not (a.ndim == b.ndim == 2 and 1 < a.shape[0] <= FEW_ROWS and a.dtype in FLOATS):
         return 0
@@ -111,8 +123,10 @@ def _columns_at_once(a: Array, b: Array, out: Array) -> int:
         is_small, least = work <= SMALL, LEAST_COLUMNS
     else:
         return 0
-    if is_small or not _multiplies_without_copies():
+    if is_small or not _multiplies_without_copies() or (work > SMALL and _cores() > MOST_CORES):
         return 0
+    if a.strides == b.strides[::-1] and np.may_share_memory(a, b):
+        return 0  # a matrix by its own transpose, of which BLAS computes one half
     return next((count for count in range(most, least - 1, -1) if columns % count == 0), 0)
 
 
@@ -126,6 +140,11 @@ def in_parts(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
         return a, b, out
     of_b, of_out = (x.reshape(len(x), -1, count).transpose(1, 0, 2) for x in (b, out))
     return a, of_b, of_out
+
+
+def multiply_in_parts(a: Array, b: Array, out: Array) -> None:
+    """Leave the product of two matrices in `out`, computed in parts where that is faster."""
+    np.matmul(*in_parts(a, b, out))
 
 
 def _by_transpose(a: Array, b: Array) -> bool:
@@ -145,7 +164,7 @@ def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
     if a.ndim == b.ndim == 2 and a.shape[1] == 1 and out.flags.c_contiguous:
         return [partial(np.dot, a, b, out)]  # of a column and a row, which matmul multiplies without BLAS
     if _columns_at_once(a, b, out):
-        return [partial(np.matmul, *in_parts(a, b, out))]
+        return [partial(multiply_in_parts, a, b, out)]
     if _by_transpose(a, b):
         transposed = scratch(out.shape[::-1], out.dtype)
         return [partial(np.matmul, b.T, a.T, transposed), partial(np.copyto, out, transposed.T)]
@@ -154,7 +173,7 @@ def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
 
 def _matmul(a: Array, b: Array, out: Array) -> None:
     if _columns_at_once(a, b, out):
-        np.matmul(*in_parts(a, b, out))
+        multiply_in_parts(a, b, out)
     elif _by_transpose(a, b):
         out[...] = np.matmul(b.T, a.T).T
     else:
