@@ -239,7 +239,7 @@ end
 
 """The trials of a trainer's plans, decided so, as if its steps had been timed."""
 decide!(trainer, alone) = foreach(values(trainer.trials)) do trials
-    trials.decided, trials.is_alone = true, alone
+    trials.decided, trials.is_alone, trials.decided_at = true, alone, time()
 end
 
 @testset "one thread computes bit for bit what all do, $name, $(typeof(o)), $T" for T in (Float32, Float64),
@@ -318,6 +318,17 @@ end
         end
         decide!(expected, true)
         @test NETWORK.threads_in_step(expected) == "one thread"
+        train_epoch!(expected, x, y)
+        known = expected.trials[20, threads]
+        @test known.decided  # since a moment
+        known.decided_at -= 11
+        train_epoch!(expected, x, y)
+        @test expected.trials[20, threads] !== known  # both are tried again
+        decide!(expected, false)
+        expected.trials[20, threads].decided_at -= 11
+        train_epoch!(expected, x, y)
+        @test expected.trials[20, threads].decided
+        decide!(expected, true)
         expected.optimizer.clip_norm = 1.0  # now all threads work
         @test NETWORK.threads_in_step(expected) == "split over $threads threads"
         bad = copy(x)

@@ -122,7 +122,9 @@ def test_it_says_for_each_study_what_an_engines_threads_do(monkeypatch: pytest.M
     findings = list(doctor.threads())
     for finding in (one for one in findings if one.state == "ok"):
         said = dict(part.split(": ") for part in finding.found.split("; "))
-        assert "mnist-cnn-batch100" in said["split over 2 threads"].split(", ")
+        # Where other work has the cores, the Julia engine finds one thread to be faster.
+        possible = ["split over 2 threads"] + ["one thread"] * ("julia" in finding.name)
+        assert "mnist-cnn-batch100" in ", ".join(said.get(use, "") for use in possible).split(", ")
         assert sorted(key for keys in said.values() for key in keys.split(", ")) == studies
     engines = [engine for engine in ("numpy", "julia") if registry.availability(engine).ok]
     assert [finding.name for finding in findings] == [f"threads of {engine}" for engine in engines]

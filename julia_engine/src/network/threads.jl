@@ -119,6 +119,8 @@ const TRIALS, LEAST_SECONDS = 3, 0.1
 const TRIAL_SECONDS = 0.005
 """How many times as fast all threads must be: below that a lucky trial decides, and one thread does as well."""
 const GAIN = 1.03
+"""Seconds after which one thread is compared with all again: other work that had the cores may have ended."""
+const ALONE_SECONDS = 10.0
 
 """
 The two ways to run the parts of a batch, by all threads at the same time or by one thread after each other, tried in turn in the
@@ -130,12 +132,13 @@ mutable struct Trials
     is_alone::Bool  # the way that is tried now, or is kept
     warm::Bool  # whether steps have been run before, which compiles them and touches their memory
     decided::Bool
+    decided_at::Float64  # seconds, by the system's clock
     steps::Int  # of this trial
     spent::Float64  # seconds of this trial
     all_spent::Float64  # and of all
     least::Int  # steps of a trial, at least: to an update
 end
-Trials(least::Int) = Trials(Float64[], Float64[], false, false, false, 0, 0.0, 0.0, least)
+Trials(least::Int) = Trials(Float64[], Float64[], false, false, false, 0.0, 0, 0.0, 0.0, least)
 
 """Of so many steps, how many are to be run next in the same way."""
 function at_once(trials::Trials, steps::Int)
@@ -159,10 +162,13 @@ function note!(trials::Trials, seconds::Float64, steps::Int)
     if length(trials.alone) >= TRIALS && length(trials.alone) == length(trials.together) && trials.all_spent >= LEAST_SECONDS
         usual(seconds) = sort(seconds)[cld(length(seconds), 2)]
         trials.is_alone = usual(trials.alone) < GAIN * usual(trials.together)
-        trials.decided = true
+        trials.decided, trials.decided_at = true, time()
     end
     return nothing
 end
+
+"""Whether it was decided for one thread so long ago that it may be otherwise now."""
+is_outdated(trials::Trials) = trials.decided && trials.is_alone && !(0 <= time() - trials.decided_at <= ALONE_SECONDS)
 
 # BLAS threads ---------------------------------------------------------------------------------------------------------
 

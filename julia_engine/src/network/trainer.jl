@@ -518,8 +518,9 @@ function trials_for!(trainer::Trainer, shards::Vector{<:Shard}, others::Vector{<
     (length(shards) == 1 || others[1].shared !== nothing || !rounds_alike(trainer)) && !Versions.writes_code() && return nothing
     all(shard -> shard.meeting === nothing, shards) && all(shard -> shard.meeting === nothing, others) || return nothing
     key = (samples, threads_for(trainer, samples, threads))
-    haskey(trainer.trials, key) || (trainer.trials[key] = Trials(trainer.accumulate))
-    return trainer.trials[key]
+    known = get(trainer.trials, key, nothing)
+    known === nothing || is_outdated(known) || return known
+    return trainer.trials[key] = Trials(trainer.accumulate)
 end
 
 """Whether an update by one thread gives the bits of one by all: a norm is added up from the threads' parts."""
