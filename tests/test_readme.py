@@ -77,7 +77,8 @@ def test_the_examples_of_julia_from_python_run(julia: Julia, tmp_path: Path, mon
     # The Julia of the tests, and its system image, which the cache in the temporary folder does not know.
     monkeypatch.setenv("TWINGRAD_JULIA", julia.executable)
     if usable(julia)[0]:
-        (tmp_path / "sysimage").symlink_to(image_folder())
+        (tmp_path / "julia").mkdir()
+        (tmp_path / "julia" / "sysimage").symlink_to(image_folder())
     examples = [text for language, text in BLOCKS if language == "python" and JULIA_FROM_PYTHON in text]
     function, training, last, many = examples
     # Threads are those of the first session of a process.

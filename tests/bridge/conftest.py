@@ -174,9 +174,14 @@ def random_data(rng: np.random.Generator) -> Callable[..., Data]:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Callable[[str], Worker]]:
-    """The worker of an engine: one for all tests of a module, started by the first that asks for it."""
+    """The worker of an engine: one for all tests of a module, started by the first that asks for it.
+
+    XLA compiles quickly for them, since each of the small networks is run a few times only.
+    """
     started: dict[str, Worker] = {}
     with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip())
 
         def worker(name: str) -> Worker:
             if name not in started:
