@@ -14,6 +14,7 @@ import py_engine as pe
 from py_engine.ad.compile import products
 from py_engine.ad.memory import stretches
 from py_engine.ad.ops import linalg
+from py_engine.ad.techniques import Techniques
 from py_engine.network import GRU, LSTM, SGD, Chain, Dense, Flatten, Trainer, steps
 
 LARGE = np.ones((128, 128))
@@ -335,11 +336,12 @@ def test_products_are_left_whole_where_that_is_faster(
 def test_recurrences_with_products_in_parts_are_those_without(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, layer: Any, last: bool, length: int
 ) -> None:
+    """Where the kernels are not there, and where the technique is off."""
     found: list[Any] = []
     x, y = rng.standard_normal((24, length, 8)), rng.integers(0, 3, 24)
-    for apart in (False, True):
-        monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda apart=apart: apart)
-        monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    for kernels, on in ((True, True), (False, True), (True, False)):
+        monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda kernels=kernels: kernels)
         head = [] if last else [Flatten()]
         chain = Chain(
             layer(8, 128, returns="last" if last else "sequence"),
@@ -347,16 +349,20 @@ def test_recurrences_with_products_in_parts_are_those_without(
             Dense(128 if last else 128 * length, 3),
             dtype=np.float64,
         )
-        trainer = Trainer(chain, batch_size=24, threads=1, optimizer=SGD(0.1))
+        how = Techniques(product_parts=on)
+        trainer = Trainer(chain, batch_size=24, threads=1, optimizer=SGD(0.1), techniques=how)
         losses = [trainer.train_epoch(x, y) for _ in range(3)]
         calls = [call for step in trainer.tapes[0].instructions for call in step.calls if products.is_product(call)]
-        assert any(call.args[2].ndim == 3 for call in calls) == (apart and length > 1)
-        loss, gradients = trainer.loss_and_gradients(x, y)
-        found.append((losses, loss, gradients))
+        in_parts = any(call.args[2].ndim == 3 or call.func is linalg.multiply_in_parts for call in calls)
+        assert in_parts == (kernels and on and length > 1)
+        found.append((losses, trainer.loss_and_gradients(x, y)[1]))
         trainer.close()
-    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
-    for name, gradient in found[0][2].items():
-        np.testing.assert_allclose(gradient, found[1][2][name], rtol=1e-9, atol=1e-14)
+    for losses, gradients in found[1:]:
+        np.testing.assert_allclose(losses, found[0][0], rtol=1e-12)
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(gradient, found[0][1][name], rtol=1e-9, atol=1e-14)
+    for one, other in zip(found[1][1].values(), found[2][1].values(), strict=True):
+        assert (one == other).all()  # both as a BLAS without the kernels has them
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ def _columns_at_once(a: Array, b: Array, out: Array) -> int:
         return 0
     if is_small or not _multiplies_without_copies() or (work > SMALL and _cores() > MOST_CORES):
         return 0
+    if STATE.techniques is not None and not STATE.techniques.product_parts:
+        return 0
     if a.strides == b.strides[::-1] and np.may_share_memory(a, b):
         return 0  # a matrix by its own transpose, of which BLAS computes one half
     return next((count for count in range(most, least - 1, -1) if columns % count == 0), 0)
