@@ -46,18 +46,21 @@ REPEATS = 3
 """Timed chunks of steps, or calls; the fastest counts."""
 CHUNK_SECONDS = 0.2
 """How long the steps of a chunk take, of which there is at least one."""
-CALL_SECONDS = 20.0
-"""A call that takes longer is not repeated, and no larger graph follows it."""
+ONCE_SECONDS, CALL_SECONDS = 5.0, 30.0
+"""A call that takes longer is not repeated; and no larger graph follows it."""
 ELEMENTS = 10
 
 _START = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
 
 Row = dict[str, Any]
+Timed = Callable[[int], dict[str, float]]
+"""Times a graph of so many nodes: what was timed, and its seconds."""
 
 
 def run(given: Assignment) -> Parts:
     """All sizes of all series in one worker, then the graphs in a process of their own; after each the rows so far."""
     rows: list[Row] = []
+    rates: dict[tuple[int, ...], roofline.Rates] = {}  # of the machine, by what they are measured for
     with given.start() as worker:
         for name, series in given.settings["series"].items():
             # What a process does once is no part of the growth: the largest network is built before.
@@ -77,7 +80,7 @@ def run(given: Assignment) -> Parts:
                         started(worker, task)
                         continue
                     about = {"series": name, "value": int(value)}
-                    rows += [about | row for row in of_network(worker, task, given.threads)]
+                    rows += [about | row for row in of_network(worker, task, given.threads, rates)]
                 given.watcher.step()
                 yield {"growth": rows}
         yield given.blas(worker)
@@ -88,16 +91,17 @@ def run(given: Assignment) -> Parts:
     yield {"growth": rows}
 
 
-def of_network(worker: Worker, task: Task, threads: int) -> Iterator[Row]:
-    """The step and the start-up of an engine at one size of a network."""
+def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, ...], roofline.Rates]) -> Iterator[Row]:
+    """The step and the start-up of an engine at one size of a network; `rates` get what they lack of the machine's."""
     task.preload(worker)
     first = started(worker, task)
     seconds = warm(worker, task)
     steps = max(1, round(CHUNK_SECONDS / seconds))
     step = min(chunk(worker, task, steps) for _ in range(REPEATS))
     work = roofline.work_of(task)
-    limit = roofline.Limit(work, roofline.measure(work, task.dtype, threads)).seconds
-    yield {"what": "step", "seconds": step, "limit_seconds": limit}
+    if (needed := roofline.memory_sizes(work)) not in rates:
+        rates[needed] = roofline.measure(work, task.dtype, threads)
+    yield {"what": "step", "seconds": step, "limit_seconds": roofline.Limit(work, rates[needed]).seconds}
     yield {"what": "start-up", "seconds": max(first - step, 0.0)}
 
 
@@ -113,7 +117,7 @@ def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[tuple[str, int, flo
         path = os.environ.get("JULIA_LOAD_PATH") or os.pathsep.join(("@", "@v#.#", "@stdlib"))
         variables["JULIA_LOAD_PATH"] = f"{ENGINE}{os.pathsep}{path}"
         script = str(Path(__file__).with_name("growth.jl"))
-        words = [str(REPEATS), str(CALL_SECONDS), str(ELEMENTS), *map(str, nodes)]
+        words = [str(REPEATS), str(ONCE_SECONDS), str(CALL_SECONDS), str(ELEMENTS), *map(str, nodes)]
         command = [find().executable, "--startup-file=no", script, *words]
     else:
         code = _START + "from experiments.measures.growth import main; main(start)"
@@ -130,16 +134,17 @@ def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[tuple[str, int, flo
 
 def main(start: Mapping[str, Any]) -> None:
     """Time an engine's graphs in a process of their own, and print what was found."""
-    for what, seconds_of in IN_PYTHON[start["engine"]]().items():
-        seconds_of(1)
+    for timed in IN_PYTHON[start["engine"]]():
+        timed(1)
         for count in start[NODES]:
-            seconds = seconds_of(count)
-            print(what, count, seconds, sep="\t", flush=True)
-            if seconds > CALL_SECONDS:
+            found = timed(count)
+            for what, seconds in found.items():
+                print(what, count, seconds, sep="\t", flush=True)
+            if max(found.values()) > CALL_SECONDS:
                 break
 
 
-def _of_numpy() -> dict[str, Callable[[int], float]]:
+def _of_numpy() -> list[Timed]:
     import py_engine as pe
 
     x = np.linspace(0.1, 1.0, ELEMENTS)
@@ -152,37 +157,42 @@ def _of_numpy() -> dict[str, Callable[[int], float]]:
 
         return pe.grad(chain)
 
-    def later(count: int) -> float:
-        compiled = pe.compile(gradient(count))
-        compiled(x)
-        return _least(compiled, x)
+    def eager(count: int) -> dict[str, float]:
+        return {"eager gradient": _least(gradient(count), x)}
 
-    return {
-        "eager gradient": lambda count: _least(gradient(count), x),
-        "first call, compiled": lambda count: _least(lambda x: pe.compile(gradient(count))(x), x),
-        "later call, compiled": later,
-    }
+    def compiled(count: int) -> dict[str, float]:
+        function = gradient(count)
+        kept = [pe.compile(function)]
+
+        def first(x: Any) -> None:
+            kept[:] = [pe.compile(function)]
+            kept[0](x)
+
+        seconds = _least(first, x)  # before a later call, which is of the last one compiled
+        return {"first call, compiled": seconds, "later call, compiled": _least(kept[0], x)}
+
+    return [eager, compiled]
 
 
-def _of_torch() -> dict[str, Callable[[int], float]]:
+def _of_torch() -> list[Timed]:
     import torch
 
     x = torch.linspace(0.1, 1.0, ELEMENTS, dtype=torch.float64, requires_grad=True)
 
-    def eager(count: int) -> float:
+    def eager(count: int) -> dict[str, float]:
         def gradient(x: Any) -> Any:
             y = x
             for _ in range(count):
                 y = torch.sin(y)
             return torch.autograd.grad(y.sum(), x)
 
-        return _least(gradient, x)
+        return {"eager gradient": _least(gradient, x)}
 
-    return {"eager gradient": eager}
+    return [eager]
 
 
-IN_PYTHON: Mapping[str, Callable[[], dict[str, Callable[[int], float]]]] = {"numpy": _of_numpy, "torch": _of_torch}
-"""Engines that are asked in Python, and what of theirs is timed: seconds by the number of nodes."""
+IN_PYTHON: Mapping[str, Callable[[], list[Timed]]] = {"numpy": _of_numpy, "torch": _of_torch}
+"""Engines that are asked in Python, and what of theirs is timed, one after the other."""
 
 
 def _least(call: Callable[[Any], Any], x: Any) -> float:
@@ -193,7 +203,7 @@ def _least(call: Callable[[Any], Any], x: Any) -> float:
         call(x)
         taken = time.perf_counter() - start
         best = min(best, taken)
-        if taken > CALL_SECONDS:
+        if taken > ONCE_SECONDS:
             break
     return best
 

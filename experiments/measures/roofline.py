@@ -275,10 +275,15 @@ def share(engine: str, label: str, step: float, limit: float) -> float:
 # Measuring
 
 
+def memory_sizes(work: Work) -> tuple[int, ...]:
+    """The sizes of memory whose rates this work needs: one that is at most as large as its state, and the next."""
+    level = sum(size <= work.state for size in SIZES[1:])
+    return SIZES[level : level + 2]
+
+
 def measure(work: Work, dtype: str, threads: int) -> Rates:
     """Measure this machine, as far as this work needs it: in numpy, and in Julia where there is one."""
-    level = sum(size <= work.state for size in SIZES[1:])  # what is as large, or smaller, and then what is larger
-    sizes = SIZES[level : level + 2]
+    sizes = memory_sizes(work)
     given = {"dtype": dtype, "threads": threads, "sizes": sizes, "samples": SAMPLES, "seconds": SECONDS}
     code = _START + "from experiments.measures.roofline import main; main(start)"
     variables = environment(threads)
