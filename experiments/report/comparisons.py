@@ -32,7 +32,7 @@ TECHNIQUES = {
     "flat_parameters": "one optimizer loop over all parameters",
     "sparse_rows": "an embedding's gradient kept for the rows looked up",
     "lazy_updates": "rows that are not looked up updated later, at once (Adam)",
-    "product_parts": "products of few rows some columns at a time",
+    "product_parts": "products in parts that BLAS does not copy",
     "sparse_columns": "an embedding's gradient kept for the rows looked up",
     "split_batch": "batch split over threads (a, b: threads)",
     FLOAT32: "Float32 instead of Float64 (a, e)",

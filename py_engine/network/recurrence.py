@@ -27,7 +27,7 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Op, Scratch, Tangents, c_ordered, common_dtype, float_only
-from py_engine.ad.ops.linalg import in_parts
+from py_engine.ad.ops.product_parts import in_parts
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import Array, Node, Tensor

@@ -400,6 +400,7 @@ class SampleBySample:
         return self._shard.tape.diagnose() or NonFiniteError("it arose in one sample of the batch before the last")
 
 
+@restoring
 def make_step(
     chain: Chain,
     loss: Loss,
@@ -437,13 +438,19 @@ def make_step(
     may_split = threads > 1 and samples >= 2 * threads and chain.splits
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
         meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
-        split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques, lazy)
+        with entering(one_blas_thread=True):
+            split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques, lazy)
         if split is not None:
             return split
-    shard = Shard(whole, slice(0, samples), gradient, techniques, sparse=lazy is not None)
+    everything = slice(0, samples)
+    with entering(one_blas_thread=threads == 1):
+        shard = Shard(whole, everything, gradient, techniques, sparse=lazy is not None)
     large = shard.tape.large_products()
     shares = threads > 1 and bool(techniques.split_batch) and 0 < SHARED_FROM * len(large) <= gradient.layout.size
     all_threads = ThreadUse(blas=1, share_products=True) if shares else ThreadUse(blas=threads)
+    if shares:
+        with entering(one_blas_thread=True):
+            shard = shard.beside(everything, gradient) or shard
     one_thread = ThreadUse(blas=1)
     ways = [all_threads]
     if techniques.split_batch == "auto" and all_threads != one_thread:
@@ -538,7 +545,7 @@ SMALL_PRODUCT = 3_000_000
 """Operations of the largest product up to which a batch that stays whole has one thread: a second one in BLAS takes as
 long to wake as it saves. Measured with one sample: up to here two threads take 0.94 to 1.34 times the time of one."""
 
-OPERATIONS_PER_BYTE = 6
+OPERATIONS_PER_BYTE = 20
 """Of a product in parts: how many take as long as moving a byte. Measured with LSTMs and GRUs of 64 to 512 units and 4
 to 64 samples, and kernels for AVX-512."""
 

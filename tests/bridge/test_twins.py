@@ -219,6 +219,7 @@ PYTHON_ONLY = {
         f"scipy/{name}.py": "scipy's functions of Python code on tensors; Julia's packages have no such names"
         for name in ("__init__", "integrate", "linalg", "signal", "special", "stats")
     },
+    "ad/ops/product_parts.py": "for kernels of numpy's BLAS; Julia computes in tiles what it does not leave to BLAS",
     "ad/compile/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
     "network/read_ahead.py": "of a mapped file; Python asks for its rows on behalf of the Julia engine, too",
     "network/lazy_updates.py": "rows that Adam updates later, at once; Julia's update is one pass, not ten",

@@ -13,9 +13,10 @@ import pytest
 import py_engine as pe
 from py_engine.ad.compile import products
 from py_engine.ad.memory import stretches
-from py_engine.ad.ops import linalg
+from py_engine.ad.ops import product_parts
+from py_engine.ad.state import entering
 from py_engine.ad.techniques import Techniques
-from py_engine.network import GRU, LSTM, SGD, Chain, Dense, Flatten, Trainer, steps
+from py_engine.network import GRU, LSTM, SGD, Chain, Conv2D, Dense, Flatten, Trainer, steps
 
 LARGE = np.ones((128, 128))
 """Its product with itself has 2**22 operations."""
@@ -180,8 +181,8 @@ def test_a_small_network_starts_no_threads(batch: tuple[Any, Any]) -> None:
 @pytest.fixture(params=[False, True], ids=["with copies", "without copies"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """A BLAS that has kernels that multiply small matrices as they lie, or has none, whatever this machine's has."""
-    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: request.param)
-    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: request.param)
+    monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     return bool(request.param)
 
 
@@ -204,10 +205,10 @@ def test_products_of_few_rows_in_parts_are_the_whole_ones(
     b = lying(b, by_columns)
     beside = np.full((rows, columns + 5), np.nan, dtype)
     for out in (np.full((rows, columns), np.nan, dtype), beside[:, 2:-3]):
-        left, right, result = linalg.in_parts(a, b, out)
+        left, right, result = product_parts.in_parts(a, b, out)
         apart = right.ndim == 3
-        small = rows * summed * columns <= linalg.SMALL and (
-            not by_columns or rows * columns <= linalg.SMALL_TRANSPOSED
+        small = rows * summed * columns <= product_parts.SMALL and (
+            not by_columns or rows * columns <= product_parts.SMALL_TRANSPOSED
         )
         assert apart <= (kernels and 1 < rows <= 32 and summed >= 32 and not small and columns != 127)
         if kernels and 2 <= rows <= 16 and (summed, columns) == (512, 2048):
@@ -215,8 +216,8 @@ def test_products_of_few_rows_in_parts_are_the_whole_ones(
         assert right is b or (np.shares_memory(right, b) and np.shares_memory(result, out))
         if apart:
             assert right.shape[0] * right.shape[2] == columns
-            assert rows * summed * right.shape[2] <= linalg.SMALL
-            assert not by_columns or rows * right.shape[2] <= linalg.SMALL_TRANSPOSED
+            assert rows * summed * right.shape[2] <= product_parts.SMALL
+            assert not by_columns or rows * right.shape[2] <= product_parts.SMALL_TRANSPOSED
         np.matmul(left, right, result)
         tolerance = 1e-3 if dtype is np.float32 else 1e-11
         np.testing.assert_allclose(out, a.astype(float) @ b.astype(float), rtol=tolerance, atol=tolerance)
@@ -249,10 +250,10 @@ def test_products_of_few_rows_are_the_same_eagerly_and_compiled(
 def test_what_does_not_lie_as_kernels_read_it_is_multiplied_whole(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
-    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     a, b, out = rng.random((16, 512)), rng.random((512, 1024)), np.empty((16, 1024))
-    assert linalg.in_parts(a, b, out)[1].ndim == 3
+    assert product_parts.in_parts(a, b, out)[1].ndim == 3
     every_other = np.empty((16, 2048))[:, ::2]
     large = np.broadcast_to(b[:1], b.shape)  # as many bytes as it has elements, whatever the memory
     integers = (a.astype(int), b.astype(int), out.astype(int))
@@ -264,20 +265,20 @@ def test_what_does_not_lie_as_kernels_read_it_is_multiplied_whole(
         (a, np.repeat(b, 2, axis=1)[:, ::2], out),
         integers,
     ):
-        assert linalg.in_parts(*given)[1] is given[1]
-    assert large.strides[1] == large.itemsize and linalg.in_parts(a, large, out)[2].ndim == 3
+        assert product_parts.in_parts(*given)[1] is given[1]
+    assert large.strides[1] == large.itemsize and product_parts.in_parts(a, large, out)[2].ndim == 3
     whole = np.empty((2048, 1025))[:, :1024]  # in memory of over MOST_BYTES
-    assert linalg.in_parts(rng.random((4, 2048)), whole, np.empty((4, 1024)))[1] is whole
+    assert product_parts.in_parts(rng.random((4, 2048)), whole, np.empty((4, 1024)))[1] is whole
     by_columns = np.empty((1024, 2048)).T
-    assert linalg.in_parts(rng.random((4, 2048)), by_columns, np.empty((4, 1024)))[1].ndim == 3
+    assert product_parts.in_parts(rng.random((4, 2048)), by_columns, np.empty((4, 1024)))[1].ndim == 3
 
 
 def test_a_product_in_parts_is_shared_out_to_threads(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Each thread has some of the columns, and computes these in parts."""
-    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
-    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     a, b, out = rng.random((16, 512)), rng.random((512, 1024)), np.empty((16, 1024))
-    whole = partial(linalg.multiply_in_parts, a, b, out)
+    whole = partial(product_parts.multiply_in_parts, a, b, out)
     assert products.is_product(whole) and products.worth_sharing(whole)
     for threads in (1, 2, 3, 40):
         out[...] = np.nan
@@ -291,17 +292,17 @@ def test_a_product_in_parts_is_shared_out_to_threads(monkeypatch: pytest.MonkeyP
 
 def test_arguments_of_products_in_parts_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled function copies neither a large matrix in nor a large result out."""
-    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
-    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     read: list[Any] = []
-    plain = linalg.in_parts
+    plain = product_parts.in_parts
 
     def noted(a: Any, b: Any, out: Any) -> Any:
         read.append((a, b, out))
         return plain(a, b, out)
 
     product = pe.compile(lambda a, b: a @ b)
-    monkeypatch.setattr(linalg, "in_parts", noted)
+    monkeypatch.setattr(product_parts, "in_parts", noted)
     for number in range(3):
         a, b = np.full((16, 512), 1.0 + number), np.ones((512, 1024))
         result = product(a, b)
@@ -314,21 +315,21 @@ def test_products_are_left_whole_where_that_is_faster(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """By the threads of BLAS, where there are many cores, and those of a matrix by its own transpose."""
-    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: True)
-    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     a, out = rng.random((32, 2000)), np.empty((32, 32))
-    assert linalg.in_parts(a, a.T, out)[2] is out
-    assert linalg.in_parts(a, a.copy().T, out)[2].ndim == 3
+    assert product_parts.in_parts(a, a.T, out)[2] is out
+    assert product_parts.in_parts(a, a.copy().T, out)[2].ndim == 3
     x = pe.tensor(a)
     np.testing.assert_array_equal((x @ x.T).numpy(), a @ a.T)
     b, out = rng.random((2000, 256)), np.empty((4, 256))
-    assert linalg.in_parts(a[:4], b, out)[2].ndim == 3
-    monkeypatch.setattr(linalg, "_cores", lambda: 64)
-    assert linalg.in_parts(a[:4], b, out)[2] is out
+    assert product_parts.in_parts(a[:4], b, out)[2].ndim == 3
+    monkeypatch.setattr(product_parts, "_cores", lambda: 64)
+    assert product_parts.in_parts(a[:4], b, out)[2] is out
     small = rng.random((100, 400)).T, np.empty((32, 100))
-    assert linalg.in_parts(a[:, :400], *small)[2] is small[1]
+    assert product_parts.in_parts(a[:, :400], *small)[2] is small[1]
     small = rng.random((64, 400)).T, np.empty((32, 64))  # which BLAS's threads do not share
-    assert linalg.in_parts(a[:, :400], *small)[2].ndim == 3
+    assert product_parts.in_parts(a[:, :400], *small)[2].ndim == 3
 
 
 @pytest.mark.parametrize("layer", [LSTM, GRU])
@@ -339,9 +340,9 @@ def test_recurrences_with_products_in_parts_are_those_without(
     """Where the kernels are not there, and where the technique is off."""
     found: list[Any] = []
     x, y = rng.standard_normal((24, length, 8)), rng.integers(0, 3, 24)
-    monkeypatch.setattr(linalg, "_cores", lambda: 2)
+    monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     for kernels, on in ((True, True), (False, True), (True, False)):
-        monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda kernels=kernels: kernels)
+        monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda kernels=kernels: kernels)
         head = [] if last else [Flatten()]
         chain = Chain(
             layer(8, 128, returns="last" if last else "sequence"),
@@ -353,7 +354,7 @@ def test_recurrences_with_products_in_parts_are_those_without(
         trainer = Trainer(chain, batch_size=24, threads=1, optimizer=SGD(0.1), techniques=how)
         losses = [trainer.train_epoch(x, y) for _ in range(3)]
         calls = [call for step in trainer.tapes[0].instructions for call in step.calls if products.is_product(call)]
-        in_parts = any(call.args[2].ndim == 3 or call.func is linalg.multiply_in_parts for call in calls)
+        in_parts = any(call.args[2].ndim == 3 or call.func is product_parts.multiply_in_parts for call in calls)
         assert in_parts == (kernels and on and length > 1)
         found.append((losses, trainer.loss_and_gradients(x, y)[1]))
         trainer.close()
@@ -366,7 +367,7 @@ def test_recurrences_with_products_in_parts_are_those_without(
 
 
 @pytest.mark.parametrize(
-    ("layer", "units", "samples"), [(LSTM, 512, 16), (LSTM, 256, 16), (GRU, 256, 16), (LSTM, 64, 16)]
+    ("layer", "units", "samples"), [(LSTM, 512, 16), (LSTM, 256, 16), (GRU, 256, 16), (LSTM, 64, 16), (LSTM, 64, 64)]
 )
 def test_recurrences_whose_products_are_in_parts_are_split_where_these_take_most_time(
     kernels: bool, rng: np.random.Generator, layer: Any, units: int, samples: int
@@ -375,3 +376,172 @@ def test_recurrences_whose_products_are_in_parts_are_split_where_these_take_most
     trainer.train_epoch(rng.standard_normal((samples, 20, 64)).astype(np.float32), rng.integers(0, 3, samples))
     assert len(trainer.tapes) == (2 if kernels and units > 64 else 1)
     trainer.close()
+
+
+# In tiles -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is bound is bound for a BLAS with one thread, and with kernels that multiply small matrices as they lie."""
+    monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
+    monkeypatch.setattr(product_parts, "_cores", lambda: 64)  # where few rows are no matter
+    with entering(one_blas_thread=True):
+        yield
+
+
+LIES = {"rows, rows": (False, False), "rows, columns": (False, True), "columns, rows": (True, False)}
+SHAPES = [
+    *((64, 256, 256), (128, 48, 640), (288, 256, 64), (784, 16, 320), (100, 500, 60), (97, 211, 251), (512, 800, 64)),
+]
+STACKS = {
+    "matrices": ((), ()),
+    "one by a stack": ((), (3,)),
+    "a stack by one": ((2, 1), (1, 2)),
+    "stacks": ((2,), (2,)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("lies", LIES)
+@pytest.mark.parametrize("stacked", STACKS)
+@pytest.mark.parametrize(
+    "shape",
+    [(64, 256, 256), (128, 48, 640), (288, 256, 64), (784, 16, 320), (100, 500, 60), (97, 211, 251), (512, 800, 64)],
+)
+def test_products_in_tiles_are_the_whole_ones(
+    one_thread: None, rng: np.random.Generator, dtype: Any, lies: str, stacked: str, shape: tuple[int, int, int]
+) -> None:
+    """Whatever is not finite stays in its row and column, and each part is one that the kernels multiply as it lies."""
+    rows, summed, columns = shape
+    a, b = (
+        rng.standard_normal((*stack, *((n, m) if is_transposed else (m, n)))).astype(dtype)
+        for stack, (m, n), is_transposed in zip(
+            STACKS[stacked], ((rows, summed), (summed, columns)), LIES[lies], strict=True
+        )
+    )
+    a.reshape(-1)[:1], b.reshape(-1)[-1:] = np.inf, np.nan
+    a, b = (x.swapaxes(-1, -2) if is_transposed else x for x, is_transposed in zip((a, b), LIES[lies], strict=True))
+    with np.errstate(invalid="ignore"):
+        expected = np.matmul(a, b)
+    out = np.full_like(expected, 7, order="C")
+    of_a, of_b, of_out = product_parts.in_tiles(a, b, out)
+    call = product_parts.in_parts_or_whole(a, b, out)
+    if of_out is not out:
+        (height, summed), width = of_a.shape[-2:], of_b.shape[-1]
+        assert height * summed * width <= product_parts.SMALL
+        assert not LIES[lies][1] or (height * width <= product_parts.SMALL_TRANSPOSED and summed >= 32)
+        assert np.shares_memory(of_out, out) and np.shares_memory(of_a, a) and np.shares_memory(of_b, b)
+        assert (call.func is product_parts.multiply_in_tiles) == (out.ndim == 2)
+    with np.errstate(invalid="ignore"):
+        call()
+    tolerance = 1e-12 if dtype == np.float64 else 2e-4
+    np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_sizes_of_every_kind_have_a_tile_that_divides_them(one_thread: None, rng: np.random.Generator) -> None:
+    found = 0
+    for _ in range(3000):
+        rows, summed, columns = (int(2 ** rng.uniform(0, 12)) for _ in range(3))
+        size, is_transposed, by_transposed = int(rng.choice([4, 8])), bool(rng.integers(2)), bool(rng.integers(2))
+        of_a = (size, rows * size) if is_transposed else (summed * size, size)
+        of_b = (size, summed * size) if by_transposed else (columns * size, size)
+        height, width = product_parts._tile(rows, summed, columns, size, of_a, of_b)
+        assert (height > 0) == (width > 0)
+        if height:
+            found += 1
+            assert rows % height == 0 and columns % width == 0 and height * summed * width <= product_parts.SMALL
+            assert width >= 8 and height >= 8 and rows * summed * columns > product_parts.SMALL / 8
+    assert found > 50
+
+
+def test_what_is_not_multiplied_in_tiles(one_thread: None, rng: np.random.Generator) -> None:
+    """What does not lie as kernels read it, is no float, is small, or is a matrix by its own transpose."""
+    a, b, out = rng.random((64, 512)), rng.random((512, 256)), np.zeros((64, 256))
+    assert product_parts.in_tiles(a, b, out)[2] is not out
+    integers = (a.astype(int), b.astype(int), out.astype(int))
+    for given in (
+        (a[:, ::-1], b, out),
+        (a, np.repeat(b, 2, axis=1)[:, ::2], out),
+        (a, b, np.empty((256, 64)).T),
+        (a, b, np.empty((64, 512))[:, ::2]),
+        (np.broadcast_to(a[:1], a.shape), b, out),
+        (a[:8, :64], b[:64], out[:8]),
+        integers,
+    ):
+        assert product_parts.in_tiles(*given)[2] is given[2]
+        assert product_parts.in_parts_or_whole(*given).func is np.matmul
+    square = rng.random((256, 300))
+    assert product_parts.in_tiles(square, square.T, np.empty((256, 256)))[1].ndim == 2
+    assert product_parts.in_tiles(square, square.copy().T, np.empty((256, 256)))[1].ndim > 2
+    with entering(techniques=Techniques(product_parts=False)):
+        assert product_parts.in_parts_or_whole(a, b, out).func is np.matmul
+        assert not product_parts.needs_no_copies(64, 512, 256, 8)
+    with entering(one_blas_thread=False):
+        assert product_parts.in_parts_or_whole(a, b, out).func is np.matmul
+        assert not product_parts.needs_no_copies(64, 512, 256, 8)
+    assert product_parts.needs_no_copies(64, 512, 256, 8) and product_parts.needs_no_copies(8, 8, 8, 8)
+
+
+def in_tiles(trainer: Trainer) -> int:
+    """How many calls of the steps are products in tiles, those that threads share out included."""
+    calls = [call for tape in trainer.tapes for step in tape.instructions for call in step.calls]
+    calls += [part for call in calls if is_shared_out(call, trainer) for part in call.args[0]]
+    found = (call for call in calls if products.is_product(call))
+    return sum(call.func is product_parts.multiply_in_tiles or call.args[2].ndim > 4 for call in found)
+
+
+NETWORKS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "dense": (lambda: [Dense(512, 1024, "relu"), Dense(1024, 4)], (512,)),
+    "convolutions": (
+        lambda: [
+            Conv2D(3, 32, 3, padding=1, activation="relu"),
+            Conv2D(32, 64, 3, padding=1, activation="relu"),
+            Conv2D(64, 32, 3, stride=2, padding=1),
+            Flatten(),
+            Dense(32 * 8 * 8, 4),
+        ],
+        (3, 16, 16),
+    ),
+    "grouped": (
+        lambda: [Conv2D(4, 64, 3, padding=1), Conv2D(64, 64, 5, padding=2, groups=2), Flatten(), Dense(64 * 64, 4)],
+        (4, 8, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_network_with_products_in_tiles_is_that_without(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, network: str, threads: int
+) -> None:
+    """With one thread, in a split batch, and where threads share products; the same bits in every run."""
+    monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
+    make, shape = NETWORKS[network]
+    x, y = rng.standard_normal((40, *shape)), rng.integers(0, 4, 40)
+    found = []
+    for on in (True, True, False):
+        chain = Chain(*make(), dtype=np.float64, seed=1)
+        how = Techniques(product_parts=on, split_batch="auto" if network == "dense" else True)
+        trainer = Trainer(chain, batch_size=40, threads=threads, optimizer=SGD(0.01), techniques=how)
+        losses = [trainer.train_epoch(x, y) for _ in range(2)]
+        assert bool(in_tiles(trainer)) == on
+        found.append((losses, *trainer.parameters.as_dict().values()))
+        trainer.close()
+    for one, again, without in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, again)
+        np.testing.assert_allclose(one, without, rtol=1e-9, atol=1e-12)
+
+
+def test_where_blas_has_threads_there_are_no_tiles(monkeypatch: pytest.MonkeyPatch, batch: tuple[Any, Any]) -> None:
+    """Its threads would not share them; so with what is evaluated, or called."""
+    monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
+    trainer = wide(units=128, techniques=Techniques(split_batch=False))
+    trainer.train_epoch(batch[0].astype(np.float32), batch[1])
+    trainer.evaluate(batch[0].astype(np.float32), batch[1])
+    assert trainer.threads_in_step() == "2 threads in BLAS" and not in_tiles(trainer)
+    trainer.close()
+    a, b = np.ones((64, 512)), np.ones((512, 512))
+    monkeypatch.setattr(product_parts, "in_tiles", lambda *_: pytest.fail("in tiles"))
+    np.testing.assert_array_equal(pe.compile(lambda a, b: a @ b)(a, b), a @ b)
+    np.testing.assert_array_equal((pe.tensor(a) @ b).numpy(), a @ b)

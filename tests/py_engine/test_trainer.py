@@ -15,7 +15,7 @@ import pytest
 
 from py_engine.ad.compile import products
 from py_engine.ad.compile.tape import Tape
-from py_engine.ad.ops import linalg
+from py_engine.ad.ops import product_parts
 from py_engine.ad.techniques import Techniques
 from py_engine.errors import (
     ConfigurationError,
@@ -226,7 +226,9 @@ def test_auto_leaves_wide_layers_to_blas_and_splits_where_a_large_gradient_is_ro
 
 @pytest.mark.parametrize("layer", [LSTM, GRU])
 def test_auto_leaves_thousands_of_short_calls_whole_and_splits_them_where_they_are_long(monkeypatch, rng, layer):
-    monkeypatch.setattr(linalg, "_multiplies_without_copies", lambda: False)  # on any machine, as with kernels for AVX2
+    monkeypatch.setattr(
+        product_parts, "_multiplies_without_copies", lambda: False
+    )  # on any machine, as with kernels for AVX2
     for units, samples, shards in ((64, 64, [64]), (128, 256, [128, 128])):
         trainer = Trainer(Chain(layer(64, units), Dense(units, CLASSES)), batch_size=samples, threads=2)
         x = rng.standard_normal((samples, 64, 64)).astype(np.float32)

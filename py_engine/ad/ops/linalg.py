@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from py_engine.ad.op import (
     Call,
@@ -25,6 +23,7 @@ from py_engine.ad.op import (
     numbered,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
+from py_engine.ad.ops.product_parts import FEW_ROWS, columns_at_once, in_parts_or_whole, multiply_in_parts
 from py_engine.ad.ops.shape import (
     RESHAPE,
     TRANSPOSE,
@@ -38,7 +37,7 @@ from py_engine.ad.ops.shape import (
     transpose,
 )
 from py_engine.ad.state import STATE
-from py_engine.ad.tensor import FLOATS, Array, Operand, Tensor
+from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 
 # Matrix products ------------------------------------------------------------------------------------------
@@ -63,90 +62,9 @@ def suits_blas(x: Array, **attrs: Any) -> bool:
     )
 
 
-FEW_ROWS = 32
-"""Rows of a left matrix, at most, so few that BLAS takes longer to copy the right one as its kernels read it than to
-multiply: the products of a loop, and of a small batch."""
-
 MANY_COLUMNS, LEAST_PRODUCTS = 128, 3 * 2**18
 """Where a product of few rows by a transposed matrix is computed as its transpose: at least so many columns and
 multiplications."""
-
-NO_COPIES = ("SkylakeX", "Cooperlake", "SapphireRapids")
-"""The kernels of OpenBLAS, for AVX-512, that multiply small matrices as they lie, without a copy."""
-
-SMALL, SMALL_TRANSPOSED, LEAST_SUMMED = 1_000_000, 1_200, 32
-"""Multiplications of a product that they take for small; by a transposed matrix elements of the result, too, and at
-least so many summands. (OpenBLAS's `sgemm_small_kernel_permit` and its like.)"""
-
-LEAST_WORK = 50_000
-"""Multiplications of a product, at least, that is computed in parts."""
-
-MOST_COLUMNS, LEAST_COLUMNS, LEAST_TRANSPOSED, MOST_BYTES = 64, 48, 8, 2**23
-"""Columns that are multiplied at once: at most; at least; at least of a transposed matrix, whose columns lie in one
-piece; and bytes of one that is not, at most: each of its rows is in another page."""
-
-MOST_CORES = 4
-"""Of the process, up to which large products are computed in parts, by one thread. With two cores that takes about as
-long as by BLAS's threads, or less; more cores were not tried, and many threads are likely to be faster."""
-
-
-@cache
-def _multiplies_without_copies() -> bool:
-    """Whether numpy's BLAS has kernels that multiply small matrices as they lie."""
-    pools = ThreadpoolController().select(internal_api="openblas").info()
-    of_numpy = [pool for pool in pools if "numpy" in pool["filepath"]] or pools
-    return bool(of_numpy) and all(pool["architecture"] in NO_COPIES for pool in of_numpy)
-
-
-@cache
-def _cores() -> int:
-    """How many cores the process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _columns_at_once(a: Array, b: Array, out: Array) -> int:
-    """How many columns of `b` are multiplied at a time, so that BLAS copies nothing; 0: all, since it does not or may.
-
-    With one thread, products of 2 to 32 rows took 0.1 to 0.97 times the time so.
-    """
-    if not (a.ndim == b.ndim == 2 and 1 < a.shape[0] <= FEW_ROWS and a.dtype in FLOATS):
-        return 0
-    (rows, summed), columns, size = a.shape, b.shape[1], b.itemsize
-    work = rows * summed * columns
-    if summed < LEAST_SUMMED or work < LEAST_WORK or not a.strides[1] == out.strides[1] == size:
-        return 0
-    most = min(MOST_COLUMNS, SMALL // (rows * summed))
-    if b.strides[0] == size:
-        is_small = work <= SMALL and rows * columns <= SMALL_TRANSPOSED
-        most, least = min(most, SMALL_TRANSPOSED // rows), LEAST_TRANSPOSED
-    elif b.strides[1] == size and b.nbytes <= MOST_BYTES:
-        is_small, least = work <= SMALL, LEAST_COLUMNS
-    else:
-        return 0
-    if is_small or not _multiplies_without_copies() or (work > SMALL and _cores() > MOST_CORES):
-        return 0
-    if STATE.techniques is not None and not STATE.techniques.product_parts:
-        return 0
-    if a.strides == b.strides[::-1] and np.may_share_memory(a, b):
-        return 0  # a matrix by its own transpose, of which BLAS computes one half
-    return next((count for count in range(most, least - 1, -1) if columns % count == 0), 0)
-
-
-def in_parts(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
-    """Return two matrices and their product for `np.matmul`: as they are or, where that is faster, as stacks of parts.
-
-    A part is some columns of `b` and of `out`.
-    """
-    count = _columns_at_once(a, b, out)
-    if not count:
-        return a, b, out
-    of_b, of_out = (x.reshape(len(x), -1, count).transpose(1, 0, 2) for x in (b, out))
-    return a, of_b, of_out
-
-
-def multiply_in_parts(a: Array, b: Array, out: Array) -> None:
-    """Leave the product of two matrices in `out`, computed in parts where that is faster."""
-    np.matmul(*in_parts(a, b, out))
 
 
 def _by_transpose(a: Array, b: Array) -> bool:
@@ -165,16 +83,16 @@ def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
     a, b = arrays
     if a.ndim == b.ndim == 2 and a.shape[1] == 1 and out.flags.c_contiguous:
         return [partial(np.dot, a, b, out)]  # of a column and a row, which matmul multiplies without BLAS
-    if _columns_at_once(a, b, out):
-        return [partial(multiply_in_parts, a, b, out)]
+    if (call := in_parts_or_whole(a, b, out)).func is not np.matmul:
+        return [call]
     if _by_transpose(a, b):
         transposed = scratch(out.shape[::-1], out.dtype)
         return [partial(np.matmul, b.T, a.T, transposed), partial(np.copyto, out, transposed.T)]
-    return [partial(np.matmul, a, b, out)]
+    return [call]
 
 
 def _matmul(a: Array, b: Array, out: Array) -> None:
-    if _columns_at_once(a, b, out):
+    if columns_at_once(a, b, out):
         multiply_in_parts(a, b, out)
     elif _by_transpose(a, b):
         out[...] = np.matmul(b.T, a.T).T
