@@ -2,7 +2,7 @@
 
 A series is a network in sizes that differ in one thing. Of each size an engine's step and its start-up are timed, in
 one process for all of them: start-up is `build` and the first step less a later one, and is where our engines trace and
-plan. The machine's limit of the step (`roofline`) is measured beside it.
+plan. The machine's limit of the step (`roofline`) is measured, too, once for each size of memory.
 
 The graph is one sine of ten numbers after another. Timed are the eager gradient, and of our engines also the first call
 of the compiled gradient, which traces and plans it, and a later call, which replays it: in numpy and PyTorch by this
@@ -47,14 +47,14 @@ REPEATS = 3
 CHUNK_SECONDS = 0.2
 """How long the steps of a chunk take, of which there is at least one."""
 ONCE_SECONDS, CALL_SECONDS = 5.0, 30.0
-"""A call that takes longer is not repeated; and no larger graph follows it."""
+"""What a call takes, at most, that is repeated, and one that a larger graph follows."""
 ELEMENTS = 10
 
 _START = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
 
 Row = dict[str, Any]
 Timed = Callable[[int], dict[str, float]]
-"""Times a graph of so many nodes: what was timed, and its seconds."""
+"""Times a graph with a number of nodes: what was timed, and its seconds."""
 
 
 def run(given: Assignment) -> Parts:
@@ -92,7 +92,7 @@ def run(given: Assignment) -> Parts:
 
 
 def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, ...], roofline.Rates]) -> Iterator[Row]:
-    """The step and the start-up of an engine at one size of a network; `rates` get what they lack of the machine's."""
+    """The step and the start-up of an engine at one size of a network. The machine is measured if not in `rates`."""
     task.preload(worker)
     first = started(worker, task)
     seconds = warm(worker, task)
@@ -162,14 +162,14 @@ def _of_numpy() -> list[Timed]:
 
     def compiled(count: int) -> dict[str, float]:
         function = gradient(count)
-        kept = [pe.compile(function)]
+        kept: list[Any] = []
 
         def first(x: Any) -> None:
-            kept[:] = [pe.compile(function)]
-            kept[0](x)
+            kept.append(pe.compile(function))
+            kept[-1](x)
 
-        seconds = _least(first, x)  # before a later call, which is of the last one compiled
-        return {"first call, compiled": seconds, "later call, compiled": _least(kept[0], x)}
+        seconds = _least(first, x)
+        return {"first call, compiled": seconds, "later call, compiled": _least(kept[-1], x)}
 
     return [eager, compiled]
 

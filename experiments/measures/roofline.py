@@ -276,7 +276,7 @@ def share(engine: str, label: str, step: float, limit: float) -> float:
 
 
 def memory_sizes(work: Work) -> tuple[int, ...]:
-    """The sizes of memory whose rates this work needs: one that is at most as large as its state, and the next."""
+    """The sizes of memory whose rates this work needs: the largest that its state fills, and the next."""
     level = sum(size <= work.state for size in SIZES[1:])
     return SIZES[level : level + 2]
 

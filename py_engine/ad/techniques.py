@@ -42,8 +42,9 @@ class Techniques:
         lazy_updates: lazy updates by Adam: rows of an embedding that no sample looks up are updated when they are
             looked up again, and all of them every 32 steps: many steps at once, which differs by roundings and by at
             most a 40,000th of what the steps subtract. In float32, where a batch looks up a part of the rows only.
-        product_parts: products of few rows are computed some columns at a time, and larger ones in tiles where BLAS has
-            one thread, if numpy's BLAS then multiplies the matrices as they lie, without copies; off: at once.
+        product_parts: products of few rows are computed some columns at a time, and larger ones of a training step in
+            tiles where BLAS has one thread in it, if numpy's BLAS then multiplies matrices as they lie, without copies;
+            off: every product as a whole.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
             BLAS has one thread inside the split; without it all threads, or with "auto" one where that is measured to

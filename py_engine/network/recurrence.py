@@ -27,7 +27,7 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Op, Scratch, Tangents, c_ordered, common_dtype, float_only
-from py_engine.ad.ops.product_parts import in_parts
+from py_engine.ad.ops.product_parts import in_columns
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering
 from py_engine.ad.tensor import Array, Node, Tensor
@@ -66,7 +66,7 @@ def _one(dtype: Any) -> Array:
 def _memory_of_weights(state: Array, weights: Array, product: Array, scratch: Scratch) -> Array:
     """Memory for a copy of the weights, which lies as the products with states are the fastest."""
     by_columns = scratch(weights.shape[::-1], weights.dtype).T
-    is_in_parts = in_parts(state, by_columns, product)[1] is not by_columns
+    is_in_parts = in_columns(state, by_columns, product)[1] is not by_columns
     return by_columns if is_in_parts else by_columns.T.reshape(weights.shape)
 
 
@@ -246,7 +246,7 @@ def _bind_lstm(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep
             i, f, o, minus_g = z
             if t:
                 calls += [
-                    partial(np.matmul, *in_parts(states[t - 1], negated, rows)),
+                    partial(np.matmul, *in_columns(states[t - 1], negated, rows)),
                     partial(np.subtract, product, z, z),
                 ]
             else:
@@ -330,7 +330,7 @@ def _bind_lstm_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch, l
                 calls.append(partial(np.multiply, here, slope[k], by_cell))
             else:
                 here = by_state
-                calls.append(partial(np.matmul, *in_parts(out[t + 1], back, by_state)))
+                calls.append(partial(np.matmul, *in_columns(out[t + 1], back, by_state)))
                 calls += [] if last else [partial(np.add, by_state, g[t], by_state)]
                 calls += [partial(np.multiply, here, slope[k], term), partial(np.add, by_cell, term, by_cell)]
             calls += [partial(np.multiply, d[k], by_cell, d[k]) for d in (d_i, d_f, d_g)]
@@ -449,7 +449,7 @@ def _bind_gru(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep:
             r, z = r_and_z
             if t:
                 calls += [
-                    partial(np.matmul, *in_parts(states[t - 1], negated, rows)),
+                    partial(np.matmul, *in_columns(states[t - 1], negated, rows)),
                     partial(np.subtract, product[:2], r_and_z, r_and_z),
                 ]
             else:
@@ -543,7 +543,7 @@ def _bind_gru_gradient(
             else:
                 here = by_state
                 calls += [
-                    partial(np.matmul, *in_parts(by_products[t], back, by_state)),
+                    partial(np.matmul, *in_columns(by_products[t], back, by_state)),
                     partial(np.add, by_state, carried, by_state),
                 ]
                 calls += [] if last else [partial(np.add, by_state, g[t], by_state)]

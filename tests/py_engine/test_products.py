@@ -205,7 +205,7 @@ def test_products_of_few_rows_in_parts_are_the_whole_ones(
     b = lying(b, by_columns)
     beside = np.full((rows, columns + 5), np.nan, dtype)
     for out in (np.full((rows, columns), np.nan, dtype), beside[:, 2:-3]):
-        left, right, result = product_parts.in_parts(a, b, out)
+        left, right, result = product_parts.in_columns(a, b, out)
         apart = right.ndim == 3
         small = rows * summed * columns <= product_parts.SMALL and (
             not by_columns or rows * columns <= product_parts.SMALL_TRANSPOSED
@@ -253,7 +253,7 @@ def test_what_does_not_lie_as_kernels_read_it_is_multiplied_whole(
     monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
     monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     a, b, out = rng.random((16, 512)), rng.random((512, 1024)), np.empty((16, 1024))
-    assert product_parts.in_parts(a, b, out)[1].ndim == 3
+    assert product_parts.in_columns(a, b, out)[1].ndim == 3
     every_other = np.empty((16, 2048))[:, ::2]
     large = np.broadcast_to(b[:1], b.shape)  # as many bytes as it has elements, whatever the memory
     integers = (a.astype(int), b.astype(int), out.astype(int))
@@ -265,12 +265,12 @@ def test_what_does_not_lie_as_kernels_read_it_is_multiplied_whole(
         (a, np.repeat(b, 2, axis=1)[:, ::2], out),
         integers,
     ):
-        assert product_parts.in_parts(*given)[1] is given[1]
-    assert large.strides[1] == large.itemsize and product_parts.in_parts(a, large, out)[2].ndim == 3
+        assert product_parts.in_columns(*given)[1] is given[1]
+    assert large.strides[1] == large.itemsize and product_parts.in_columns(a, large, out)[2].ndim == 3
     whole = np.empty((2048, 1025))[:, :1024]  # in memory of over MOST_BYTES
-    assert product_parts.in_parts(rng.random((4, 2048)), whole, np.empty((4, 1024)))[1] is whole
+    assert product_parts.in_columns(rng.random((4, 2048)), whole, np.empty((4, 1024)))[1] is whole
     by_columns = np.empty((1024, 2048)).T
-    assert product_parts.in_parts(rng.random((4, 2048)), by_columns, np.empty((4, 1024)))[1].ndim == 3
+    assert product_parts.in_columns(rng.random((4, 2048)), by_columns, np.empty((4, 1024)))[1].ndim == 3
 
 
 def test_a_product_in_parts_is_shared_out_to_threads(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
@@ -278,7 +278,7 @@ def test_a_product_in_parts_is_shared_out_to_threads(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
     monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     a, b, out = rng.random((16, 512)), rng.random((512, 1024)), np.empty((16, 1024))
-    whole = partial(product_parts.multiply_in_parts, a, b, out)
+    whole = partial(product_parts.multiply_in_columns, a, b, out)
     assert products.is_product(whole) and products.worth_sharing(whole)
     for threads in (1, 2, 3, 40):
         out[...] = np.nan
@@ -295,14 +295,14 @@ def test_arguments_of_products_in_parts_are_read_where_they_are(monkeypatch: pyt
     monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
     monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     read: list[Any] = []
-    plain = product_parts.in_parts
+    plain = product_parts.in_columns
 
     def noted(a: Any, b: Any, out: Any) -> Any:
         read.append((a, b, out))
         return plain(a, b, out)
 
     product = pe.compile(lambda a, b: a @ b)
-    monkeypatch.setattr(product_parts, "in_parts", noted)
+    monkeypatch.setattr(product_parts, "in_columns", noted)
     for number in range(3):
         a, b = np.full((16, 512), 1.0 + number), np.ones((512, 1024))
         result = product(a, b)
@@ -318,18 +318,18 @@ def test_products_are_left_whole_where_that_is_faster(
     monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
     monkeypatch.setattr(product_parts, "_cores", lambda: 2)
     a, out = rng.random((32, 2000)), np.empty((32, 32))
-    assert product_parts.in_parts(a, a.T, out)[2] is out
-    assert product_parts.in_parts(a, a.copy().T, out)[2].ndim == 3
+    assert product_parts.in_columns(a, a.T, out)[2] is out
+    assert product_parts.in_columns(a, a.copy().T, out)[2].ndim == 3
     x = pe.tensor(a)
     np.testing.assert_array_equal((x @ x.T).numpy(), a @ a.T)
     b, out = rng.random((2000, 256)), np.empty((4, 256))
-    assert product_parts.in_parts(a[:4], b, out)[2].ndim == 3
+    assert product_parts.in_columns(a[:4], b, out)[2].ndim == 3
     monkeypatch.setattr(product_parts, "_cores", lambda: 64)
-    assert product_parts.in_parts(a[:4], b, out)[2] is out
+    assert product_parts.in_columns(a[:4], b, out)[2] is out
     small = rng.random((100, 400)).T, np.empty((32, 100))
-    assert product_parts.in_parts(a[:, :400], *small)[2] is small[1]
+    assert product_parts.in_columns(a[:, :400], *small)[2] is small[1]
     small = rng.random((64, 400)).T, np.empty((32, 64))  # which BLAS's threads do not share
-    assert product_parts.in_parts(a[:, :400], *small)[2].ndim == 3
+    assert product_parts.in_columns(a[:, :400], *small)[2].ndim == 3
 
 
 @pytest.mark.parametrize("layer", [LSTM, GRU])
@@ -354,8 +354,8 @@ def test_recurrences_with_products_in_parts_are_those_without(
         trainer = Trainer(chain, batch_size=24, threads=1, optimizer=SGD(0.1), techniques=how)
         losses = [trainer.train_epoch(x, y) for _ in range(3)]
         calls = [call for step in trainer.tapes[0].instructions for call in step.calls if products.is_product(call)]
-        in_parts = any(call.args[2].ndim == 3 or call.func is product_parts.multiply_in_parts for call in calls)
-        assert in_parts == (kernels and on and length > 1)
+        in_columns = any(call.args[2].ndim == 3 or call.func is product_parts.multiply_in_columns for call in calls)
+        assert in_columns == (kernels and on and length > 1)
         found.append((losses, trainer.loss_and_gradients(x, y)[1]))
         trainer.close()
     for losses, gradients in found[1:]:
@@ -385,15 +385,27 @@ def test_recurrences_whose_products_are_in_parts_are_split_where_these_take_most
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is bound is bound for a BLAS with one thread, and with kernels that multiply small matrices as they lie."""
     monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
-    monkeypatch.setattr(product_parts, "_cores", lambda: 64)  # where few rows are no matter
+    monkeypatch.setattr(product_parts, "_cores", lambda: 64)
     with entering(one_blas_thread=True):
         yield
 
 
 LIES = {"rows, rows": (False, False), "rows, columns": (False, True), "columns, rows": (True, False)}
 SHAPES = [
-    *((64, 256, 256), (128, 48, 640), (288, 256, 64), (784, 16, 320), (100, 500, 60), (97, 211, 251), (512, 800, 64)),
+    (64, 256, 256),
+    (128, 48, 640),
+    (288, 256, 64),
+    (784, 16, 320),
+    (100, 500, 60),
+    (97, 211, 251),
+    (512, 800, 64),
 ]
+IN_TILES = {
+    "rows, rows": {*SHAPES} - {(97, 211, 251)},
+    "rows, columns": {(64, 256, 256), (288, 256, 64), (100, 500, 60), (512, 800, 64)},
+    "columns, rows": {(128, 48, 640), (784, 16, 320)},
+}
+"""Those of them that are computed in tiles, in float32."""
 STACKS = {
     "matrices": ((), ()),
     "one by a stack": ((), (3,)),
@@ -412,7 +424,8 @@ STACKS = {
 def test_products_in_tiles_are_the_whole_ones(
     one_thread: None, rng: np.random.Generator, dtype: Any, lies: str, stacked: str, shape: tuple[int, int, int]
 ) -> None:
-    """Whatever is not finite stays in its row and column, and each part is one that the kernels multiply as it lies."""
+    """Whatever is not finite stays in its row and column, each part is one that the kernels multiply as it lies, and a
+    result may lie in the rows of a larger one."""
     rows, summed, columns = shape
     a, b = (
         rng.standard_normal((*stack, *((n, m) if is_transposed else (m, n)))).astype(dtype)
@@ -424,9 +437,11 @@ def test_products_in_tiles_are_the_whole_ones(
     a, b = (x.swapaxes(-1, -2) if is_transposed else x for x, is_transposed in zip((a, b), LIES[lies], strict=True))
     with np.errstate(invalid="ignore"):
         expected = np.matmul(a, b)
-    out = np.full_like(expected, 7, order="C")
+    wide = np.full((*expected.shape[:-1], columns + 3), 7.0, dtype)
+    out = wide[..., :columns]
     of_a, of_b, of_out = product_parts.in_tiles(a, b, out)
-    call = product_parts.in_parts_or_whole(a, b, out)
+    call = product_parts.bind_product(a, b, out)
+    assert dtype == np.float64 or (of_out is not out) == (shape in IN_TILES[lies])
     if of_out is not out:
         (height, summed), width = of_a.shape[-2:], of_b.shape[-1]
         assert height * summed * width <= product_parts.SMALL
@@ -437,6 +452,26 @@ def test_products_in_tiles_are_the_whole_ones(
         call()
     tolerance = 1e-12 if dtype == np.float64 else 2e-4
     np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance)
+    assert (wide[..., columns:] == 7).all()
+
+
+def test_what_needs_no_copies_is_computed_so(one_thread: None, rng: np.random.Generator) -> None:
+    """Small or in tiles, with one sample and with several; of convolutions of every size."""
+    found = 0
+    for _ in range(500):
+        rows, summed, columns = (int(2 ** rng.uniform(3, 9)) for _ in range(3))
+        by_transposed = bool(rng.integers(2))
+        if not product_parts.needs_no_copies(rows, summed, columns, 4, by_transposed=by_transposed):
+            continue
+        found += 1
+        a = np.empty((1, rows, summed), np.float32)
+        b = np.empty((2, 1, *((columns, summed) if by_transposed else (summed, columns))), np.float32)
+        of_a, of_b, _ = product_parts.in_tiles(
+            a, b.swapaxes(-1, -2) if by_transposed else b, np.empty((2, 1, rows, columns), np.float32)
+        )
+        assert of_a.shape[-2] * summed * of_b.shape[-1] <= product_parts.SMALL
+        assert not by_transposed or of_a.shape[-2] * of_b.shape[-1] <= product_parts.SMALL_TRANSPOSED
+    assert found > 50
 
 
 def test_sizes_of_every_kind_have_a_tile_that_divides_them(one_thread: None, rng: np.random.Generator) -> None:
@@ -446,7 +481,7 @@ def test_sizes_of_every_kind_have_a_tile_that_divides_them(one_thread: None, rng
         size, is_transposed, by_transposed = int(rng.choice([4, 8])), bool(rng.integers(2)), bool(rng.integers(2))
         of_a = (size, rows * size) if is_transposed else (summed * size, size)
         of_b = (size, summed * size) if by_transposed else (columns * size, size)
-        height, width = product_parts._tile(rows, summed, columns, size, of_a, of_b)
+        height, width = product_parts._tile(rows, summed, columns, of_a, of_b, size)
         assert (height > 0) == (width > 0)
         if height:
             found += 1
@@ -470,17 +505,18 @@ def test_what_is_not_multiplied_in_tiles(one_thread: None, rng: np.random.Genera
         integers,
     ):
         assert product_parts.in_tiles(*given)[2] is given[2]
-        assert product_parts.in_parts_or_whole(*given).func is np.matmul
+        assert product_parts.bind_product(*given).func is np.matmul
     square = rng.random((256, 300))
     assert product_parts.in_tiles(square, square.T, np.empty((256, 256)))[1].ndim == 2
     assert product_parts.in_tiles(square, square.copy().T, np.empty((256, 256)))[1].ndim > 2
     with entering(techniques=Techniques(product_parts=False)):
-        assert product_parts.in_parts_or_whole(a, b, out).func is np.matmul
+        assert product_parts.bind_product(a, b, out).func is np.matmul
         assert not product_parts.needs_no_copies(64, 512, 256, 8)
     with entering(one_blas_thread=False):
-        assert product_parts.in_parts_or_whole(a, b, out).func is np.matmul
+        assert product_parts.bind_product(a, b, out).func is np.matmul
         assert not product_parts.needs_no_copies(64, 512, 256, 8)
-    assert product_parts.needs_no_copies(64, 512, 256, 8) and product_parts.needs_no_copies(8, 8, 8, 8)
+    assert product_parts.needs_no_copies(64, 512, 256, 8) and product_parts.needs_no_copies(8, 8, 64, 8)
+    assert not product_parts.needs_no_copies(8, 8, 8, 8)  # too few columns to be multiplied by themselves
 
 
 def in_tiles(trainer: Trainer) -> int:
@@ -536,11 +572,12 @@ def test_a_network_with_products_in_tiles_is_that_without(
 def test_where_blas_has_threads_there_are_no_tiles(monkeypatch: pytest.MonkeyPatch, batch: tuple[Any, Any]) -> None:
     """Its threads would not share them; so with what is evaluated, or called."""
     monkeypatch.setattr(product_parts, "_multiplies_without_copies", lambda: True)
-    trainer = wide(units=128, techniques=Techniques(split_batch=False))
-    trainer.train_epoch(batch[0].astype(np.float32), batch[1])
-    trainer.evaluate(batch[0].astype(np.float32), batch[1])
-    assert trainer.threads_in_step() == "2 threads in BLAS" and not in_tiles(trainer)
-    trainer.close()
+    for threads, how in ((2, "2 threads in BLAS"), (1, "one thread")):
+        chain = Chain(Dense(512, 1024, "relu"), Dense(1024, 10))
+        trainer = Trainer(chain, batch_size=40, threads=threads, techniques=Techniques(split_batch=False))
+        trainer.train_epoch(batch[0].astype(np.float32), batch[1])
+        assert trainer.threads_in_step() == how and bool(in_tiles(trainer)) == (threads == 1)
+        trainer.close()
     a, b = np.ones((64, 512)), np.ones((512, 512))
     monkeypatch.setattr(product_parts, "in_tiles", lambda *_: pytest.fail("in tiles"))
     np.testing.assert_array_equal(pe.compile(lambda a, b: a @ b)(a, b), a @ b)

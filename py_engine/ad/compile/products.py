@@ -21,7 +21,7 @@ import numpy as np
 
 from py_engine.ad.memory import stretches
 from py_engine.ad.op import Call, Equation
-from py_engine.ad.ops.product_parts import multiply_in_parts, multiply_in_tiles
+from py_engine.ad.ops.product_parts import multiply_in_columns, multiply_in_tiles
 from py_engine.ad.tensor import FLOATS
 
 ROWS, COLUMNS, LENGTH = 48, 1024, 1024
@@ -72,7 +72,7 @@ def is_one_product(calls: Sequence[Call]) -> bool:
 
 def is_product(call: Call) -> bool:
     """Whether a call is a product of two matrices, or of stacks of them."""
-    products = (np.matmul, np.dot, multiply_in_parts, multiply_in_tiles)
+    products = (np.matmul, np.dot, multiply_in_columns, multiply_in_tiles)
     return isinstance(call, partial) and call.func in products and len(call.args) == 3
 
 

@@ -38,7 +38,7 @@ from py_engine.ad.op import (
 )
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.padding import pad
-from py_engine.ad.ops.product_parts import in_parts_or_whole, needs_no_copies
+from py_engine.ad.ops.product_parts import bind_product, needs_no_copies
 from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, reshape
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
@@ -262,12 +262,12 @@ def _columns(
     dilation: Shape,
     groups: int,
     scratch: Scratch,
-    apart: bool,
+    by_sample: bool,
 ) -> Iterator[tuple[slice, list[Call], Array]]:
     """Yield which samples, the calls that make their columns, and these: (samples, groups, C/groups * kernel, outputs).
 
-    Where the columns are longer than there are of a sample, and are not to be `apart`, they are those of several, one
-    sample's after the other's: (1, groups, C/groups * kernel, samples * outputs).
+    Where the columns are longer than there are of a sample, and are not to be `by_sample`, they are those of several,
+    one sample's after the other's: (1, groups, C/groups * kernel, samples * outputs).
 
     Padding that is negative is cut off. All columns are in the same memory, so that each is to be used before the next
     is made. Without padding, where the windows lie like columns, there is no call.
@@ -290,7 +290,7 @@ def _columns(
             return
         except ValueError:
             pass
-    least = 1 if apart else _least_samples(rows, places)
+    least = 1 if by_sample else _least_samples(rows, places)
     pieces = blocks(samples, groups * rows * places * x.itemsize, least)
     size = pieces[0].stop if pieces else 0
     if min(least, size) > 1:
@@ -325,14 +325,14 @@ def _products(
         part = target[block]
         shape = (len(columns), *rows.shape[:2], columns.shape[-1])
         if part.flags.c_contiguous and len(columns) == len(part):
-            calls.append(in_parts_or_whole(rows, columns, part.reshape(shape)))
+            calls.append(bind_product(rows, columns, part.reshape(shape)))
             continue
         if memory is None:
             memory = scratch(shape, target.dtype)
         product = memory.reshape(part.shape)
         if len(columns) < len(part):
             product = memory.reshape(part.shape[1], len(part), *part.shape[2:]).swapaxes(0, 1)
-        calls += [in_parts_or_whole(rows, columns, memory), partial(np.copyto, part, product)]
+        calls += [bind_product(rows, columns, memory), partial(np.copyto, part, product)]
     return calls
 
 
@@ -380,8 +380,8 @@ def _bind_conv(
     calls: list[Call] = []
     filters, kernel, outputs = weight.shape[0], weight.shape[2:], out.shape[2:]
     rows = _whole(weight, (groups, filters // groups, math.prod(weight.shape[1:])), scratch, calls)
-    apart = needs_no_copies(rows.shape[1], rows.shape[2], math.prod(outputs), x.itemsize)
-    found = _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch, apart)
+    by_sample = needs_no_copies(rows.shape[1], rows.shape[2], math.prod(outputs), x.itemsize)
+    found = _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch, by_sample)
     return [*calls, *_products(rows, found, out, scratch)]
 
 
@@ -474,8 +474,8 @@ def _bind_input_gradient(
         flipped = across[(slice(None), slice(None), slice(None), *(axis.elements for axis in phase))]
         calls.append(partial(np.copyto, rows.reshape(flipped.shape), flipped))
         pads, gaps = tuple(axis.padding for axis in phase), tuple(axis.dilation for axis in phase)
-        apart = needs_no_copies(rows.shape[1], rows.shape[2], math.prod(counts), g.itemsize)
-        found = _columns(g, pads, taps, counts, (1,) * len(kernel), gaps, groups, scratch, apart)
+        by_sample = needs_no_copies(rows.shape[1], rows.shape[2], math.prod(counts), g.itemsize)
+        found = _columns(g, pads, taps, counts, (1,) * len(kernel), gaps, groups, scratch, by_sample)
         calls += _products(rows, found, target, scratch)
     return calls
 
@@ -492,8 +492,8 @@ def _add_columns_back(
     by_place = np.moveaxis(weight.reshape(groups, filters // groups, per_group, *kernel), (1, 2), (-1, -2))
     calls.append(partial(np.copyto, rows.reshape(by_place.shape), by_place))
     upstream = _whole(g, (n, groups, filters // groups, count), scratch, calls)
-    apart = needs_no_copies(places * per_group, filters // groups, count, g.itemsize)
-    least = 1 if apart else _least_samples(places * per_group, count)
+    by_sample = needs_no_copies(places * per_group, filters // groups, count, g.itemsize)
+    least = 1 if by_sample else _least_samples(places * per_group, count)
 
     def bind(block: slice, scratch: Scratch) -> list[Call]:
         size = block.stop - block.start
@@ -502,11 +502,11 @@ def _add_columns_back(
             joined = scratch((groups, filters // groups, size, count), g.dtype)
             calls.append(partial(np.copyto, joined, np.moveaxis(upstream[block], 0, 2)))
             columns = scratch((groups, places * per_group, size * count), g.dtype)
-            calls.append(in_parts_or_whole(rows, joined.reshape(*joined.shape[:2], size * count), columns))
+            calls.append(bind_product(rows, joined.reshape(*joined.shape[:2], size * count), columns))
             added = np.moveaxis(columns.reshape(groups, *kernel, per_group, size, *outputs), 2 + len(kernel), 0)
         else:
             columns = scratch((size, groups, places * per_group, count), g.dtype)
-            calls.append(in_parts_or_whole(rows, upstream[block], columns))
+            calls.append(bind_product(rows, upstream[block], columns))
             added = columns.reshape(size, groups, *kernel, per_group, *outputs)
         memory = out if len(phases) == 1 else scratch((size, channels, *(axis.count for axis in phases[0])), out.dtype)
         for phase in phases:
@@ -587,8 +587,8 @@ def _bind_weight_gradient(
     calls.append(partial(np.ndarray.fill, total, 0))
     products: Array | None = None
     joined: Array | None = None
-    apart = needs_no_copies(rows, places, filters // groups, x.itemsize, by_transposed=True)
-    for block, made, columns in _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch, apart):
+    by_sample = needs_no_copies(rows, places, filters // groups, x.itemsize, by_transposed=True)
+    for block, made, columns in _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch, by_sample):
         calls += made
         of_block = upstream[block]
         if len(columns) < len(of_block):
@@ -598,7 +598,7 @@ def _bind_weight_gradient(
             of_block = joined.reshape(1, *joined.shape[:2], len(of_block) * places)
         if products is None:
             products = scratch((len(columns), *total.shape), out.dtype)
-        calls.append(in_parts_or_whole(columns, of_block.swapaxes(2, 3), products))
+        calls.append(bind_product(columns, of_block.swapaxes(2, 3), products))
         calls += [partial(np.add, total, product, total) for product in products]
     result = out.reshape(groups, filters // groups, rows)
     calls.append(partial(np.copyto, result, total.swapaxes(1, 2)))

@@ -23,7 +23,7 @@ from py_engine.ad.op import (
     numbered,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
-from py_engine.ad.ops.product_parts import FEW_ROWS, columns_at_once, in_parts_or_whole, multiply_in_parts
+from py_engine.ad.ops.product_parts import FEW_ROWS, bind_product, columns_at_once, multiply_in_columns
 from py_engine.ad.ops.shape import (
     RESHAPE,
     TRANSPOSE,
@@ -83,9 +83,8 @@ def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
     a, b = arrays
     if a.ndim == b.ndim == 2 and a.shape[1] == 1 and out.flags.c_contiguous:
         return [partial(np.dot, a, b, out)]  # of a column and a row, which matmul multiplies without BLAS
-    if (call := in_parts_or_whole(a, b, out)).func is not np.matmul:
-        return [call]
-    if _by_transpose(a, b):
+    call = bind_product(a, b, out)
+    if call.func is np.matmul and _by_transpose(a, b):
         transposed = scratch(out.shape[::-1], out.dtype)
         return [partial(np.matmul, b.T, a.T, transposed), partial(np.copyto, out, transposed.T)]
     return [call]
@@ -93,7 +92,7 @@ def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Seque
 
 def _matmul(a: Array, b: Array, out: Array) -> None:
     if columns_at_once(a, b, out):
-        multiply_in_parts(a, b, out)
+        multiply_in_columns(a, b, out)
     elif _by_transpose(a, b):
         out[...] = np.matmul(b.T, a.T).T
     else:

@@ -4,12 +4,12 @@ Before BLAS multiplies, it copies both matrices as its kernels read them; where 
 ten times as long as multiplying. For AVX-512 numpy's OpenBLAS has kernels that multiply small matrices without copies.
 So a product is computed as many small ones here, by one call of `np.matmul` on stacks of parts:
 
-- one of few rows, those of a loop or of a small batch, some columns at a time, whatever threads BLAS has;
+- one of few rows, those of a loop or of a small batch, some columns at a time;
 - a larger one, or a stack of them, in tiles of some rows and columns, where it is known before that BLAS has one thread
   (`STATE.one_blas_thread`): its threads would not share the tiles.
 
-Whether and how follows from shapes, from how the matrices lie and from BLAS's kernels alone, so that the same product
-gives the same numbers in every run.
+Whether and how follows from shapes, from how the matrices lie, from threads and cores and from BLAS's kernels, and not
+from times, so that the same product gives the same numbers in every run on a machine.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ from py_engine.ad.state import STATE
 from py_engine.ad.tensor import FLOATS, Array
 
 FEW_ROWS = 32
-"""Rows of a left matrix, at most, so few that BLAS takes longer to copy the right one as its kernels read it than to
-multiply: the products of a loop, and of a small batch."""
+"""Rows of a left matrix, at most, that are few: BLAS takes longer to copy the right one as its kernels read it than to
+multiply. They are those of a loop, and of a small batch."""
 
 NO_COPIES = ("SkylakeX", "Cooperlake", "SapphireRapids")
 """The kernels of OpenBLAS, for AVX-512, that multiply small matrices as they lie, without a copy."""
 
 SMALL, SMALL_TRANSPOSED, LEAST_SUMMED = 1_000_000, 1_200, 32
-"""Multiplications of a product that they take for small; by a transposed matrix elements of the result, too, and at
-least so many summands. (OpenBLAS's `sgemm_small_kernel_permit` and its like.)"""
+"""Multiplications of a product, at most, that they take for small; by a transposed matrix also elements of the result,
+at most, and summands, at least. (OpenBLAS's `sgemm_small_kernel_permit` and its like.)"""
 
 LEAST_WORK, LEAST_TILED = 50_000, 3_000_000
-"""Multiplications of a product, at least, that is computed some columns at a time, and of one in tiles."""
+"""Multiplications of a product, at least, that is computed some columns at a time, and of one in tiles that is cut up
+when it is called."""
 
 MOST_COLUMNS, LEAST_COLUMNS, LEAST_TRANSPOSED, MOST_BYTES = 64, 48, 8, 2**23
 """Columns that are multiplied at once: at most; at least; at least of a transposed matrix, whose columns lie in one
 piece; and bytes of one that is not, at most: each of its rows is in another page."""
 
 MOST_CORES = 4
-"""Of the process, up to which large products are computed some columns at a time, by one thread. With two cores that
-takes about as long as by BLAS's threads, or less; more were not tried, and many threads are likely to be faster."""
+"""Of the process, up to which large products are computed some columns at a time, by one thread, where BLAS may have
+more. With two cores that takes about as long as by BLAS's threads, or less; more cores were not tried, and many threads
+are likely to be faster."""
 
 FEW, MANY = 64, 256
-"""Rows or columns of a result, at most, so few that copies take long beside the product; and rows so many that they do
-not, from there on."""
+"""Rows or columns of a result, at most, that are few, so that copies take long beside the product; and rows above which
+they do not."""
 
 MOST_SUMMED, MOST_SUMMED_OF_MANY, MOST_SUMMED_OF_TRANSPOSED = (6400, 3200), 1024, 512
 """Bytes of the summands of an element, at most, in tiles, since more of them leave too few elements to a tile: of a
@@ -106,14 +108,16 @@ def columns_at_once(a: Array, b: Array, out: Array) -> int:
         is_small, least = work <= SMALL, LEAST_COLUMNS
     else:
         return 0
-    if is_small or not _multiplies_without_copies() or (work > SMALL and _cores() > MOST_CORES) or _is_off():
+    if is_small or not _multiplies_without_copies() or _is_off():
+        return 0
+    if work > SMALL and _cores() > MOST_CORES and not STATE.one_blas_thread:
         return 0
     if a.strides == b.strides[::-1] and np.may_share_memory(a, b):
         return 0  # a matrix by its own transpose, of which BLAS computes one half
     return next((count for count in range(most, least - 1, -1) if columns % count == 0), 0)
 
 
-def in_parts(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
+def in_columns(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
     """Return two matrices and their product for `np.matmul`: as they are or, where that is faster, as stacks of parts.
 
     A part is some columns of `b` and of `out`.
@@ -125,9 +129,9 @@ def in_parts(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
     return a, of_b, of_out
 
 
-def multiply_in_parts(a: Array, b: Array, out: Array) -> None:
+def multiply_in_columns(a: Array, b: Array, out: Array) -> None:
     """Leave the product of two matrices in `out`, computed some columns at a time where that is faster."""
-    np.matmul(*in_parts(a, b, out))
+    np.matmul(*in_columns(a, b, out))
 
 
 # In tiles -------------------------------------------------------------------------------------------------
@@ -145,49 +149,54 @@ def in_tiles(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
 
 
 def multiply_in_tiles(a: Array, b: Array, out: Array) -> None:
-    """Leave the product of two matrices, or of stacks of them, in `out`, computed in parts where that is faster."""
-    np.matmul(*(in_parts if columns_at_once(a, b, out) else in_tiles)(a, b, out))
+    """Leave the product of two matrices in `out`, computed some columns at a time or in tiles where that is faster."""
+    np.matmul(*(in_columns if columns_at_once(a, b, out) else in_tiles)(a, b, out))
 
 
-def in_parts_or_whole(a: Array, b: Array, out: Array) -> partial[None]:
+def bind_product(a: Array, b: Array, out: Array) -> partial[None]:
     """Return the call that leaves a product in `out`.
 
     That of two matrices is given them whole, so that threads can share them out, and makes the parts when it is called.
     """
     if STATE.one_blas_thread and _tile_of(a, b, out)[0]:
         return partial(multiply_in_tiles, a, b, out) if out.ndim == 2 else partial(np.matmul, *in_tiles(a, b, out))
-    return partial(multiply_in_parts if columns_at_once(a, b, out) else np.matmul, a, b, out)
+    return partial(multiply_in_columns if columns_at_once(a, b, out) else np.matmul, a, b, out)
 
 
 def needs_no_copies(rows: int, summed: int, columns: int, size: int, *, by_transposed: bool = False) -> bool:
-    """Whether such matrices, of numbers of `size` bytes, are multiplied as they lie: whole or in tiles.
+    """Whether such matrices, of numbers of `size` bytes, are multiplied well as they lie: in tiles, or whole.
 
     Both are in C order, or the right one is the transpose of one that is.
     """
     if not STATE.one_blas_thread or not _multiplies_without_copies() or _is_off():
         return False
     of_b = (size, summed * size) if by_transposed else (columns * size, size)
-    is_small = rows * summed * columns <= SMALL and (not by_transposed or rows * columns <= SMALL_TRANSPOSED)
-    return is_small or _tile(rows, summed, columns, size, (summed * size, size), of_b)[0] > 0
+    is_small = rows * summed * columns <= SMALL and columns >= LEAST_COLUMNS and not by_transposed
+    return is_small or _tile(rows, summed, columns, (summed * size, size), of_b, size)[0] > 0
 
 
 def _tile_of(a: Array, b: Array, out: Array) -> tuple[int, int]:
     """The rows and columns of a tile; 0 where a product is not computed in tiles."""
     (rows, summed), columns = a.shape[-2:], b.shape[-1]
-    if out.size * summed < LEAST_TILED or a.dtype not in FLOATS or not _multiplies_without_copies() or _is_off():
+    if (
+        (out.ndim == 2 and out.size * summed < LEAST_TILED)
+        or a.dtype not in FLOATS
+        or not _multiplies_without_copies()
+        or _is_off()
+    ):
         return 0, 0
     if a.strides[-2:] == b.strides[:-3:-1] and np.may_share_memory(a, b):
         return 0, 0  # a matrix by its own transpose, of which BLAS computes one half
     if out.strides[-1] != out.itemsize or out.strides[-2] < columns * out.itemsize:
         return 0, 0
-    return _tile(rows, summed, columns, a.itemsize, a.strides[-2:], b.strides[-2:])
+    return _tile(rows, summed, columns, a.strides[-2:], b.strides[-2:], a.itemsize)
 
 
 @lru_cache(maxsize=4096)
 def _tile(
-    rows: int, summed: int, columns: int, size: int, of_a: tuple[int, int], of_b: tuple[int, int]
+    rows: int, summed: int, columns: int, of_a: tuple[int, int], of_b: tuple[int, int], size: int
 ) -> tuple[int, int]:
-    """See `_tile_of`; with one thread, tiles took 0.46 to 0.97 times the time of such products."""
+    """See `_tile_of`; `of_a` and `of_b` are strides. With one thread, tiles took 0.46 to 0.97 times the time so."""
     if rows * summed * columns <= SMALL and (of_b[0] != size or rows * columns <= SMALL_TRANSPOSED):
         return 0, 0  # multiplied without copies as it is
     rows_of_a, rows_of_b = of_a[1] == size and of_a[0] >= summed * size, of_b[1] == size and of_b[0] >= columns * size
