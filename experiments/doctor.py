@@ -42,7 +42,7 @@ OLDEST_PYTHON = (3, 11)
 DISK_NEEDED = 1_000_000_000
 """Bytes that a sweep may need at one time: the data set as arrays for the workers, captures, results."""
 
-TRIED_SECONDS = 0.5
+TRIED_SECONDS = 0.8
 """Seconds of training in which an engine finds out how many threads are the fastest."""
 
 EXPECTED = {

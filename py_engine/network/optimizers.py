@@ -253,7 +253,7 @@ class Optimizer(ABC):
             [
                 self._parts(vector, gradient, count, block)
                 for count in sorted({1, threads}, reverse=True)
-                for block in reversed(blocks)
+                for block in blocks  # of those that take about the same time the larger ones are left
                 if block == blocks[0] or block < size // count
             ]
         )
