@@ -546,8 +546,8 @@ SMALL_PRODUCT = 3_000_000
 long to wake as it saves. Measured with one sample: up to here two threads take 0.94 to 1.34 times the time of one."""
 
 OPERATIONS_PER_BYTE = 20
-"""Of a product in parts: how many take as long as moving a byte. With kernels for AVX-512, LSTMs and GRUs of 128 to 512
-units and 16 to 64 samples are faster split, and an LSTM of 64 units with 64 samples is not."""
+"""Of a product in parts: how many take as long as moving a byte. With kernels for AVX-512, LSTMs of 256 units with 16
+and 64 samples are faster split, and one of 64 units with 64 samples is not."""
 
 GRADIENT_MOVES = 6
 """How often each further thread moves a gradient that all threads have: its products read the weight twice and write
