@@ -450,7 +450,7 @@ def make_step(
     all_threads = ThreadUse(blas=1, share_products=True) if shares else ThreadUse(blas=threads)
     if shares:
         with entering(one_blas_thread=True):
-            shard = shard.beside(everything, gradient) or shard  # which has only whole products and columns
+            shard = shard.beside(everything, gradient) or shard  # without tiles where it can be bound only once
     one_thread = ThreadUse(blas=1)
     ways = [all_threads]
     if techniques.split_batch == "auto" and all_threads != one_thread:

@@ -17,7 +17,7 @@ Way = TypeVar("Way")
 
 TRIALS, LEAST_SECONDS = 3, 0.25
 """Runs of each way, at least, whose median counts, and seconds from the first run to the last: after a product threads
-of BLAS wait busily for 0.1 s, beside those that run what is tried meanwhile, and most runs are to come later."""
+of BLAS wait busily for 0.1 s, beside those that run what is tried meanwhile."""
 
 GAIN = 1.03
 """How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""
