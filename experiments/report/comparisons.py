@@ -33,6 +33,7 @@ TECHNIQUES = {
     "sparse_rows": "an embedding's gradient kept for the rows looked up",
     "lazy_updates": "rows that are not looked up updated later, at once (Adam)",
     "product_parts": "products in parts that BLAS does not copy",
+    "winograd": "convolutions by Winograd's algorithm, which rounds otherwise",
     "sparse_columns": "an embedding's gradient kept for the rows looked up",
     "split_batch": "batch split over threads (a, b: threads)",
     FLOAT32: "Float32 instead of Float64 (a, e)",

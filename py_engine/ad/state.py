@@ -22,6 +22,9 @@ class _State(threading.local):
         self.watched: list[Any] | None = None  # while a function is traced: what it took the values of, see Watch
         self.techniques: Any = None  # of the function or tape that is traced, bound or run: tapes inside have the same
         self.one_blas_thread = False  # what is bound now runs only while BLAS has one thread
+        self.winograd = (
+            False  # what is bound now may compute convolutions by Winograd's algorithm, which rounds otherwise
+        )
         self.updates: list[Any] | None = None  # in a training step: new values of what is not trained
         self.scope = ""  # the layer whose ops are being made, for messages
 

@@ -45,6 +45,10 @@ class Techniques:
         product_parts: products of few rows are computed some columns at a time, and larger ones of a training step in
             tiles where BLAS has one thread in it, if numpy's BLAS then multiplies matrices as they lie, without copies;
             off: every product as a whole.
+        winograd: convolutions of 3 x 3 places without strides are computed by Winograd's algorithm, with a quarter of
+            the multiplications, in training steps in float32 and where that is less work. Their results differ by
+            roundings, which are 2.5 times those of sums of products, and a number that is not finite makes its
+            neighbours NaN. Off: as sums of products.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
             BLAS has one thread inside the split; without it all threads, or with "auto" one where that is measured to
@@ -67,4 +71,5 @@ class Techniques:
     sparse_rows: bool = True
     lazy_updates: bool = True
     product_parts: bool = True
+    winograd: bool = True
     split_batch: bool | str = "auto"

@@ -10,7 +10,7 @@ import pytest
 import py_engine as pe
 from py_engine import Tensor
 from py_engine.ad import ops
-from py_engine.ad.ops import convolution
+from py_engine.ad.ops import blocks, convolution
 
 LARGE = 20_000
 """Elements from which on `where` selects by bits."""
@@ -195,10 +195,10 @@ def test_columns_of_several_samples_in_one_product_give_the_same_convolution(rng
     found = []
     g = rng.standard_normal(ops.conv(Tensor(x), w, **at).shape)
     slopes = pe.grad(lambda x, w: ops.sum(ops.conv(x, w, **at) * g), argnums=(0, 1))
-    for settings in ({"JOINED": 1}, {"JOINED": joined, "BLOCK_BYTES": block_bytes}):
+    for columns, size in ((1, blocks.BLOCK_BYTES), (joined, block_bytes)):
         with monkeypatch.context() as patch:
-            for name, value in settings.items():
-                patch.setattr(convolution, name, value)
+            patch.setattr(convolution, "JOINED", columns)
+            patch.setattr(blocks, "BLOCK_BYTES", size)
             y = ops.conv(Tensor(x), w, **at).numpy()
             compiled = pe.compile(slopes)
             found.append([y, *slopes(x, w), *compiled(x, w), *compiled(x, w)])

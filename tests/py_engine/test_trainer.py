@@ -156,8 +156,8 @@ def test_switching_a_technique_off_changes_no_result(batch, switch, layer):
 
 
 def test_every_technique_is_a_switch_tested_here_or_below():
-    """`test_fusion.py` has `fuse` for convolutions, other files have `lazy_updates` and `product_parts`."""
-    elsewhere = {"split_batch", "sparse_rows", "lazy_updates", "product_parts"}
+    """`test_fusion.py` has `fuse` for convolutions, other files have `lazy_updates`, `product_parts` and `winograd`."""
+    elsewhere = {"split_batch", "sparse_rows", "lazy_updates", "product_parts", "winograd"}
     assert {*SWITCHES, *elsewhere} == set(Techniques.__dataclass_fields__)
 
 

@@ -34,7 +34,8 @@ import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.op import Equation
-from py_engine.ad.ops.convolution import CONV, CONV_INPUT_GRADIENT, CONV_WEIGHT_GRADIENT, work
+from py_engine.ad.ops.blocks import work
+from py_engine.ad.ops.convolution import CONV, CONV_INPUT_GRADIENT, CONV_WEIGHT_GRADIENT, conv_work
 from py_engine.ad.ops.elementary import WHERE
 from py_engine.ad.ops.fused_text import WORD_GRADIENT, WORD_KERNEL_GRADIENT, WORD_PHASES, WORD_SUMS, WORDS
 from py_engine.ad.ops.indexing import EMBEDDING, EMBEDDING_GRADIENT
@@ -331,10 +332,10 @@ def _lowerings(chain: Chain) -> list[tuple[int, Lowering | None]]:
     filters, channels, *kernel = weight.shape
     window = pool.attrs["window"]
     results, windows = math.prod(conv.output.shape[2:]), math.prod(pool.output.shape[2:])
-    columns = channels * math.prod(kernel) * results
     phases = filters * windows * math.prod(window)
     passes = (chain.bias is not None) + chain.relu
-    plain = work(filters * columns, columns + passes * filters * results + 2 * phases)
+    plain = conv_work(x, weight, conv.output.shape[2:], **conv.attrs) // max(x.shape[0], 1)
+    plain += work(0, passes * filters * results + 2 * phases)
     field = channels * math.prod(k + w - 1 for k, w in zip(kernel, window, strict=True))
     found: list[tuple[int, Lowering | None]] = [
         (plain, None),

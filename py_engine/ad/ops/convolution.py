@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,10 +35,13 @@ from py_engine.ad.op import (
     multilinear_jvp,
     numbered,
 )
+from py_engine.ad.ops import winograd
 from py_engine.ad.ops.arguments import is_whole
+from py_engine.ad.ops.blocks import blocks, in_blocks, work
 from py_engine.ad.ops.padding import pad
 from py_engine.ad.ops.product_parts import bind_product, needs_no_copies
 from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, reshape
+from py_engine.ad.state import STATE
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ShapeError
 
@@ -186,45 +188,8 @@ def put_back(
     return calls
 
 
-def work(products: int, moved: int) -> int:
-    """Return the expected cost of a lowering, in multiplications of a matrix product.
-
-    Args:
-        products: multiplications of its matrix products.
-        moved: elements that it copies or adds, in short pieces of memory. One costs as much as some 24 products:
-            measured with float32 on one core.
-    """
-    return products + 24 * moved
-
-
-def _second_level_cache() -> int:
-    """Return the bytes of a core's second-level cache, from 256 KiB to 2 MiB; 1 MiB where the system doesn't say."""
-    try:
-        kibibytes = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text("ascii").strip().removesuffix("K")
-        return min(max(int(kibibytes) * 1024, 2**18), 2**21)
-    except (OSError, ValueError):
-        return 2**20
-
-
-BLOCK_BYTES = min(2 * _second_level_cache(), 2**21)
-"""Bytes that ops of many samples work on at a time: from one call to the next they stay in the caches.
-
-Blocks that fit into half of the second level are no faster with one thread, and slower with several: after each call
-a thread waits for the interpreter.
-"""
-
 JOINED = 512
 """Columns of a product over several samples, at least."""
-
-
-def blocks(samples: int, each: int, least: int = 1) -> list[slice]:
-    """Return slices of `samples` of equal length, with `each` bytes a sample.
-
-    They have `BLOCK_BYTES` at most, or `least` samples if these have more.
-    """
-    most = min(max(BLOCK_BYTES // max(each, 1), least), samples)
-    size = next((n for n in range(most, 0, -1) if samples % n == 0), 1)
-    return [slice(start, start + size) for start in range(0, samples, size)]
 
 
 def _least_samples(rows: int, places: int) -> int:
@@ -234,23 +199,6 @@ def _least_samples(rows: int, places: int) -> int:
     samples into theirs by `places`.
     """
     return -(-JOINED // places) if rows > places > 0 else 1
-
-
-def in_blocks(
-    samples: int, each: int, scratch: Scratch, bind: Callable[[slice, Scratch], Sequence[Call]], least: int = 1
-) -> list[Call]:
-    """Return the calls that `bind` gives for each of the `blocks` in turn, all with the same scratch memory."""
-    calls: list[Call] = []
-    memory: list[Array] = []
-
-    def first(shape: Shape, dtype: Any) -> Array:
-        memory.append(scratch(shape, dtype))
-        return memory[-1]
-
-    for block in blocks(samples, each, least):
-        again = iter(memory)
-        calls += bind(block, (lambda shape, dtype: next(again)) if calls else first)  # noqa: B023  (used at once)
-    return calls
 
 
 def _columns(
@@ -336,6 +284,50 @@ def _products(
     return calls
 
 
+def _by_winograd(
+    x: Array | Tensor,
+    weight: Array | Tensor,
+    outputs: Shape,
+    stride: Shape,
+    padding: Pairs,
+    dilation: Shape,
+    groups: int,
+    direct: int,
+) -> tuple[winograd.Axis, winograd.Axis] | None:
+    """Return the axes of a convolution that takes less work by Winograd's algorithm than the `direct` one; else None.
+
+    Args:
+        weight: (F, C / groups, *kernel).
+    """
+    if not (STATE.winograd and groups == 1 and max(*stride, *dilation) == 1 and x.dtype == weight.dtype == np.float32):
+        return None
+    axes = winograd.axes_of(x.shape[2:], outputs, [before for before, _ in padding], weight.shape[2:])
+    if (
+        axes is None
+        or 0 in (*x.shape, *weight.shape)
+        or winograd.work(x.shape[0], weight.shape[1], weight.shape[0], axes) >= direct
+    ):
+        return None
+    return axes
+
+
+def conv_work(x: Array | Tensor, weight: Array | Tensor, outputs: Shape, **at: Any) -> int:
+    """Return what the convolution of `x` costs, by the lowering that is less work."""
+    moved = x.shape[0] * math.prod((*weight.shape[1:], *outputs))
+    direct = work(weight.shape[0] * moved, at["groups"] * moved)
+    axes = _by_winograd(x, weight, outputs, direct=direct, **at)
+    return direct if axes is None else winograd.work(x.shape[0], weight.shape[1], weight.shape[0], axes)
+
+
+def _bound(bind: Callable[..., list[Call]], arrays: Sequence[Array], out: Array, scratch: Scratch) -> list[Call]:
+    """Return the calls that `bind` gives for arrays in one piece each: others are copied before or after them."""
+    calls: list[Call] = []
+    given = [_whole(x, (-1,), scratch, calls).reshape(x.shape) for x in arrays]
+    target = out if out.flags.c_contiguous else scratch(out.shape, out.dtype)
+    calls += bind(*given, target, scratch=scratch)
+    return calls if target is out else [*calls, partial(np.copyto, out, target)]
+
+
 def _whole(x: Array, shape: Shape, scratch: Scratch, calls: list[Call]) -> Array:
     """Return `x` in another shape, copied into C order where a view cannot have it."""
     try:
@@ -379,6 +371,11 @@ def _bind_conv(
     x, weight = arrays
     calls: list[Call] = []
     filters, kernel, outputs = weight.shape[0], weight.shape[2:], out.shape[2:]
+    moved = len(x) * math.prod((*weight.shape[1:], *outputs))
+    direct = work(filters * moved, groups * moved)
+    axes = _by_winograd(x, weight, outputs, stride, padding, dilation, groups, direct)
+    if axes is not None:
+        return _bound(partial(winograd.bind_convolution, axes=axes, flipped=False), (x, weight), out, scratch)
     rows = _whole(weight, (groups, filters // groups, math.prod(weight.shape[1:])), scratch, calls)
     by_sample = needs_no_copies(rows.shape[1], rows.shape[2], math.prod(outputs), x.itemsize)
     found = _columns(x, padding, kernel, outputs, stride, dilation, groups, scratch, by_sample)
@@ -460,7 +457,14 @@ def _bind_input_gradient(
     phases = list(product(*axes))
     gathered = sum(n * filters * math.prod(axis.taps * axis.count for axis in phase) for phase in phases)
     added = n * channels * places * outputs
-    if work(added * filters // groups, 2 * added) <= work(gathered * per_group, gathered):
+    by_columns, by_convolutions = work(added * filters // groups, 2 * added), work(gathered * per_group, gathered)
+    by_winograd = _by_winograd(
+        out, weight, g.shape[2:], stride, padding, dilation, groups, min(by_columns, by_convolutions)
+    )
+    if by_winograd is not None:
+        turned = by_winograd[0].transposed(), by_winograd[1].transposed()
+        return _bound(partial(winograd.bind_convolution, axes=turned, flipped=True), (g, weight), out, scratch)
+    if by_columns <= by_convolutions:
         return _add_columns_back(g, weight, out, scratch, phases, groups)
     calls: list[Call] = []
     across = weight.reshape(groups, filters // groups, per_group, *kernel).swapaxes(1, 2)
@@ -582,6 +586,10 @@ def _bind_weight_gradient(
     calls: list[Call] = []
     n, filters, outputs = g.shape[0], g.shape[1], g.shape[2:]
     rows, places = x.shape[1] // groups * math.prod(kernel), math.prod(outputs)
+    direct = work(n * filters * rows * places, n * groups * rows * places)
+    axes = _by_winograd(x, out, outputs, stride, padding, dilation, groups, direct)
+    if axes is not None:
+        return _bound(partial(winograd.bind_weight_gradient, axes=axes), (g, x), out, scratch)
     upstream = _whole(g, (n, groups, filters // groups, places), scratch, calls)
     total = scratch((groups, rows, filters // groups), out.dtype)
     calls.append(partial(np.ndarray.fill, total, 0))

@@ -33,11 +33,11 @@ from py_engine.ad.op import (
     per_element,
 )
 from py_engine.ad.ops.arguments import flag
+from py_engine.ad.ops.blocks import in_blocks
 from py_engine.ad.ops.convolution import (
     Padding,
     Pairs,
     Sizes,
-    in_blocks,
     padded,
     paddings,
     per_axis,
