@@ -196,8 +196,8 @@ def growth_seconds(view: View) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            f"Each time is the least of several, but a call that takes over {given(ONCE_SECONDS)} s is timed once; the "
-            "engines ran one after the other, each in its own process. "
+            f"Steps and calls are the least of several; start-ups and calls of over {given(ONCE_SECONDS)} s are timed "
+            "once. The engines ran one after the other, each in its own process. "
             f"× marks a time above its target: {len(missed)} of {sum(len(row['held']) for row in known)}.",
         )
         if rows
