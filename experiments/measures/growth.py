@@ -6,7 +6,7 @@ plan. The machine's limit of the step (`roofline`) is measured, too, once for ea
 
 The graph is one sine of ten numbers after another. Timed are the eager gradient, and of our engines also the first call
 of the compiled gradient, which traces and plans it, and a later call, which replays it: in numpy and PyTorch by this
-file, in a process of its own, in Julia by `growth.jl`.
+file, in a separate process, in Julia by `growth.jl`.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ PRODUCTS = (128, 256, 512, 768, 1024)
 """Rows and columns of the matrices that are multiplied."""
 
 SAMPLES, SECONDS = 5, 0.01
-"""Of each rate the best of so many samples, each of about so many seconds."""
+"""Samples of each rate, of which the best counts, and about how many seconds each takes."""
 
 _TIMEOUT = 300.0
 _START = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
@@ -198,7 +198,7 @@ class Rates:
         )
 
     def bandwidth(self, size: int) -> float:
-        """Bytes a second of arrays of so many bytes in all, or more."""
+        """Bytes a second of arrays of `size` bytes in all, or more."""
         from_here = max((n for n in self.bytes_per_second if n <= size), default=min(self.bytes_per_second))
         return max(rate for n, rate in self.bytes_per_second.items() if n >= from_here)
 

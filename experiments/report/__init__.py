@@ -25,8 +25,10 @@ from experiments.errors import ResultsError, explain, write
 from experiments.measures.registry import TABLES
 from experiments.papers import MODELS_DIR, PAPERS_DIR, Paper, keys_of_others, load_paper, paper_keys
 from experiments.report import design, figures, html, numbers, overview, row_helpers, table, tables
+from experiments.report import growth as growth
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
 from experiments.report import sizes as sizes
+from experiments.report import sizes_targets as sizes_targets
 from experiments.report.view import MixedMachinesError, ReportError, View, paper_view, views_of
 from experiments.results import Tidy, key_of
 

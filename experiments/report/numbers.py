@@ -25,7 +25,7 @@ from experiments.formats import (
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.quantities import ALL, QUANTITIES, limit_shares, saved
-from experiments.report import claims, microbenchmarks, row_helpers
+from experiments.report import claims, growth, microbenchmarks, row_helpers, sizes, sizes_targets
 from experiments.report.row_helpers import PARITY_TOLERANCE, REFERENCE
 from experiments.report.view import View
 from experiments.testing import of_median
@@ -46,6 +46,7 @@ def of_paper(view: View) -> Numbers:
     _add_techniques(found, view)
     _add_variants(found, view)
     _add_microbenchmarks(found, view)
+    _add_sizes(found, view)
     _add_verdicts(found, view)
     for name, setting in view.paper.settings():
         text = row_helpers.setting_text(setting.value).replace("_", " ")
@@ -181,6 +182,58 @@ def _add_microbenchmarks(found: Numbers, view: View) -> None:
                     _add(found, f"micro.{of}.{name}.to.{other}", value / base, _in_two_digits)
     ratios = microbenchmarks.chunk_ratios(view, "julia-forward", "duals")
     _add(found, "micro.chunks.julia-forward.to.duals.worst", max(ratios, default=None), significant)
+
+
+FURTHEST = 3
+"""Steps above their bound that the text names for each engine and number of threads."""
+
+
+def _add_sizes(found: Numbers, view: View) -> None:
+    """Of several sizes: how many rows of each engine of ours are within bound and targets, and the worst ones."""
+    if not len(view.table("sizes")):
+        return
+    judged = [
+        {**about, "engine": engine, **one}
+        for about, of_point, steps in sizes.points(view)
+        for engine in sizes.TARGETS
+        if (one := sizes.judged(of_point, steps, engine)).get("within") is not None
+    ]
+    starts, memory, threads = (
+        rows(view) for rows in (sizes_targets.start_rows, sizes_targets.memory_rows, sizes_targets.thread_rows)
+    )
+    for engine in sizes.TARGETS:
+        for count in sorted({row["threads"] for row in judged}):
+            rows = [row for row in judged if (row["engine"], row["threads"]) == (engine, count)]
+            _add_bound(found, f"sizes.{count}.{engine}", rows)
+        _add_count(found, f"sizes.start.{engine}", *sizes_targets.start_counts(view, starts, engine, fresh=True))
+        _add(found, f"sizes.start.{engine}.target", sizes_targets.start_targets(view)[engine], given)
+        for name in ("memory", "peak"):
+            ratios = [row[f"{engine}_{name}_ratio"] for row in memory if f"{engine}_{name}_ratio" in row]
+            _add_count(found, f"sizes.{name}.{engine}", sum(ratio <= 1 for ratio in ratios), len(ratios))
+        ratios = [row[f"{engine}_ratio"] for row in threads if f"{engine}_ratio" in row]
+        slower = sum(ratio > sizes_targets.SLOWER for ratio in ratios)
+        _add_count(found, f"sizes.threads.{engine}", slower, len(ratios))
+    if threads:
+        _add(found, "sizes.threads.slower", 100 * (sizes_targets.SLOWER - 1), percent(sizes_targets.SLOWER - 1))
+    held = [row for row in growth.growth_seconds(view).rows if row["held"]]
+    missed = sum(len(row["missed"]) for row in held)
+    _add_count(found, "sizes.growth", missed, sum(len(row["held"]) for row in held))
+
+
+def _add_bound(found: Numbers, name: str, rows: list[dict[str, Any]]) -> None:
+    """How many steps are within their bound, and those that are furthest above it."""
+    _add_count(found, name, sum(row["within"] for row in rows), len(rows))
+    above = sorted((row for row in rows if not row["within"]), key=lambda row: -row["to_bound"])[:FURTHEST]
+    if above:
+        named = [f"{row['family']} {row['size']}, mini-batch {row['batch']}: {fixed(row['to_bound'])}" for row in above]
+        _add(found, f"{name}.worst", above[0]["to_bound"], "; ".join(named))
+
+
+def _add_count(found: Numbers, name: str, count: int, rows: int) -> None:
+    """A number of rows, and of how many it is; nothing where there are none."""
+    if rows:
+        _add(found, f"{name}.count", count, str(count))
+        _add(found, f"{name}.rows", rows, str(rows))
 
 
 def _add_verdicts(found: Numbers, view: View) -> None:

@@ -8,7 +8,7 @@ step / bound is above 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from experiments.formats import MISSING, fixed, share, significant, size
+from experiments.formats import MISSING, fixed, share, significant
 from experiments.report import figures as drawing
 from experiments.report import row_helpers, style
 from experiments.report.comparisons import described
@@ -71,10 +71,12 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
         peer = steps[found["peer"]]
         ratios = (steps[engine] / peer).dropna()
         bound = (TARGETS[engine] * peer).clip(lower=0 if np.isnan(limit) else ROOM * limit)
-        to_bound = of_median((steps[engine] / bound).dropna())
+        quotients = (steps[engine] / bound).dropna()
+        to_bound = of_median(quotients)
         ends = of_median(ratios) or (None, None)
         found |= {"ratio": float(ratios.median()), "ratio_low": ends[0], "ratio_high": ends[1]}
         found["within"] = None if to_bound is None else bool(to_bound[0] <= 1)
+        found["to_bound"] = row_helpers.or_none(quotients.median())
     return found
 
 
@@ -87,14 +89,14 @@ def sizes(view: View) -> Table:
         cells = {f"{engine}_{name}": value for engine, one in found.items() for name, value in one.items()}
         first = next(iter(found.values()))
         common = {name: first.get(name) for name in ("limit_us", "peer", "peer_us")}
-        rows.append({**about, **common, **cells, **_origin(view)})
+        rows.append({**about, **common, **cells, **origin(view)})
     per_engine = ("step_us", "limit_share", "ratio", "ratio_low", "ratio_high", "within", "kernel")
     counts = [
         f"{view.label(engine)}: {sum(row[f'{engine}_within'] for row in known)} of {len(known)} rows within its bound"
         for engine in TARGETS
         if (known := [row for row in rows if row.get(f"{engine}_within") is not None])
     ]
-    return _table(
+    return table_of_points(
         view,
         (
             *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in TARGETS for name in per_engine)),
@@ -144,12 +146,12 @@ def _named(view: View, row: Row) -> str:
 def sizes_held(view: View) -> Table:
     """The steps that are above their bound, each with the op that takes most of it."""
     rows = [
-        {**about, "engine": view.label(engine), **found, **_origin(view)}
+        {**about, "engine": view.label(engine), **found, **origin(view)}
         for about, of_point, steps in points(view)
         for engine in TARGETS
         if (found := judged(of_point, steps, engine)).get("within") is False
     ]
-    return _table(
+    return table_of_points(
         view,
         ("engine", "ratio", "threads_in_step", "kernel", "kernel_share", "kernel_limit_share"),
         [
@@ -169,65 +171,6 @@ def sizes_held(view: View) -> Table:
             else "Every step is within its bound."
         ],
     )
-
-
-@producer
-def sizes_start(view: View) -> Table:
-    """Start-up and memory of every engine at every size."""
-    engines = [name for name in view.engines() if (view.table("sizes")["engine"] == name).any()]
-    rows: list[Row] = []
-    for about, of_point, steps in points(view):
-        row = {**about, **_origin(view)}
-        for engine in engines:
-            facts = of_point[of_point["engine"] == engine]
-            if len(facts) and engine in steps:
-                one = facts.iloc[0]
-                row[f"{engine}_memory_bytes"] = row_helpers.or_none(one["memory_bytes"])
-                row[f"{engine}_peak_bytes"] = row_helpers.or_none(one["memory_bytes"] + one["level_bytes"])
-                if one["first"] == 1:
-                    row[f"{engine}_start_s"] = float(one["start_seconds"] - steps[engine].median() / 1e6)
-                    row[f"{engine}_import_s"] = row_helpers.or_none(one["import_seconds"])
-        rows.append(row)
-
-    def cell(engine: str) -> Callable[[Row], str]:
-        def text(row: Row) -> str:
-            shown = {"start_s": significant, "import_s": significant, "memory_bytes": size, "peak_bytes": size}
-            start, imported, memory, peak = (
-                MISSING if empty(value := row.get(f"{engine}_{name}")) else show(value) for name, show in shown.items()
-            )
-            return f"{start} ({imported}), {memory} ({peak})"
-
-        return text
-
-    return _table(
-        view,
-        tuple(
-            f"{engine}_{name}" for engine in engines for name in ("start_s", "memory_bytes", "import_s", "peak_bytes")
-        ),
-        [Column(view.label(engine), cell(engine)) for engine in engines],
-        rows,
-        [
-            "Start-up in seconds: `build` and the first step less the median step, in a fresh process, so that it is "
-            "that of the smallest mini-batch; in brackets what came before, importing the engine and starting its "
-            "runtime. Memory: the peak resident since before the first `build`, over the level there; in brackets that "
-            "of the whole process.",
-            *row_helpers.image_notes(view, ("sizes",)),
-            *_gave_up(view),
-        ],
-    )
-
-
-def _gave_up(view: View) -> list[str]:
-    """Which engines have no part in which networks, and why."""
-    every = view.table("sizes")
-    absent = every[every["missing"].notna()]
-    found = []
-    for (engine, reason), rows in absent.groupby(["engine", "missing"], sort=False):
-        where = ", ".join(
-            dict.fromkeys(f"{family}-{size:g}" for family, size in zip(rows["family"], rows["size"], strict=True))
-        )
-        found.append(f"{view.label(str(engine))}, {reason}: {where}.")
-    return found
 
 
 @producer
@@ -270,93 +213,15 @@ def sizes_ablation(view: View) -> Table:
     )
 
 
-@producer
-def growth(view: View) -> Table:
-    """How the time of each engine grows with mini-batches, networks and graphs, as exponents."""
-    measured = pd.concat([view.table(name)["engine"] for name in ("sizes", "growth")])
-    engines = [name for name in view.engines() if (measured == name).any()]
-    known = pd.DataFrame(
-        {**about, "engine": engine, "step": steps[engine].median(), "limit": of_point["limit_microseconds"].median()}
-        for about, of_point, steps in points(view)
-        for engine in steps
-    )
-    rows: list[Row] = []
-    if len(known):
-        known["size"] = known["size"].astype(float)
-        for against, fixed_ones in (("batch", ["threads", "group", "size"]), ("size", ["threads", "group", "batch"])):
-            for (threads, group, at), part in known.groupby(fixed_ones, sort=False):
-                if part[against].nunique() > 1:
-                    other = "size" if against == "batch" else "batch"
-                    row = {"group": group, "threads": threads, "against": against, "at": f"{other} {at:g}"}
-                    for engine, line in part.groupby("engine"):
-                        row[f"{engine}_exponent"] = exponent(line[against], line["step"])
-                        row[f"{engine}_beyond"] = exponent(line[against], line["step"] / line["limit"])
-                    rows.append({**row, **_origin(view)})
-    rows.sort(key=lambda row: (-int(row["threads"]), str(row["group"])))
-    rows += _of_series(view)
-
-    def cell(engine: str) -> Callable[[Row], str]:
-        def text(row: Row) -> str:
-            found, beyond = row.get(f"{engine}_exponent"), row.get(f"{engine}_beyond")
-            return MISSING if empty(found) else f"{fixed(found)} ({MISSING if empty(beyond) else fixed(beyond)})"
-
-        return text
-
-    return Table(
-        fields=(
-            *("kind", "machine", "data", "group", "threads", "against", "at"),
-            *(f"{engine}_{name}" for engine in engines for name in ("exponent", "beyond")),
-        ),
-        columns=(
-            column("against", "against", align="left"),
-            column("at", "at", align="left"),
-            column("threads", "threads", lambda value: str(int(value))),
-            *(Column(view.label(engine), cell(engine)) for engine in engines),
-        ),
-        rows=tuple(rows),
-        notes=(
-            "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
-            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does. "
-            "Start-up is `build` and the first step less a later one. Graphs are one sine of ten numbers after "
-            "another, by one thread."
-            if rows
-            else "Of each kind of network one size with one mini-batch was run; make sizes runs several.",
-        ),
-        wide=True,
-    )
-
-
-def _of_series(view: View) -> Iterator[Row]:
-    """The rows of the growth table for what the measure `growth` timed."""
-    every = view.table("growth")
-    about = {one.id: (f"{one.title}, by {one.over}", one.over) for one in view.paper.series}
-    for (series, what), part in every.groupby(["series", "what"], sort=False):
-        group, against = about.get(series, ("a graph, by nodes", "nodes"))
-        threads = 1 if series not in about else int(part["threads"].max())
-        ends = " to ".join(f"{int(value):,}" for value in (part["value"].min(), part["value"].max()))
-        row = {"group": group, "threads": threads, "against": against, "at": f"{what}, {ends}"}
-        for engine, line in part.groupby("engine"):
-            row[f"{engine}_exponent"] = exponent(line["value"], line["seconds"])
-            row[f"{engine}_beyond"] = exponent(line["value"], line["seconds"] / line["limit_seconds"])
-        yield {**row, "kind": "measured", "machine": view.machine(["growth"]), "data": view.data_source}
-
-
-def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Series) -> float | None:
-    """The slope of log time over log value by least squares; None for fewer than two values, or without a time."""
-    sizes, seconds = np.asarray(values, float), np.asarray(times, float)
-    if len(set(sizes)) < 2 or not (np.isfinite(seconds) & (seconds > 0)).all():
-        return None
-    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
-
-
-def _origin(view: View) -> dict[str, Any]:
+def origin(view: View) -> dict[str, Any]:
+    """The fields of a row that say where it comes from."""
     return {"kind": "measured", "machine": view.machine(["sizes"]), "data": view.data_source}
 
 
-def _table(
+def table_of_points(
     view: View, fields: Sequence[str], columns: Sequence[Column], rows: Sequence[Row], notes: Sequence[str]
 ) -> Table:
-    """A table with a row for each point."""
+    """A table with a row for each network, size of mini-batch and number of threads."""
     return Table(
         fields=("kind", "machine", "data", "family", "size", "batch", "threads", *fields),
         columns=(

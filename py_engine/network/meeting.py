@@ -1,7 +1,8 @@
 """Sums over a batch whose samples are split over threads: what batch normalisation needs of the other threads' samples.
 
-Each thread replays its own tape. Where a layer sums over the batch, the tapes meet: every one leaves its part of
-the sum, waits for the others, and adds up all parts in the same order, so that all have the same bits.
+Each thread replays its own tape. Where a layer sums over the batch, the tapes wait at a barrier: every one
+writes its part of the sum, waits for the others, and adds up all parts in the same order, so that all have the same
+bits.
 """
 
 from __future__ import annotations

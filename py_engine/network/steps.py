@@ -182,7 +182,7 @@ class Replay:
 
     Args:
         shards: the parts of the batch.
-        meeting: where they meet, if they do.
+        meeting: the sums over the whole batch, if there are any.
         threads: the ways to use threads, those that use more first.
         lazy: a parameter whose rows may be updated lazily, or None.
 
@@ -495,11 +495,11 @@ def _split(
     """Return the step of a batch in one part for each thread, or None where it is better left whole.
 
     Args:
-        trace: gives the step of a part of so many rows.
+        trace: gives the step of a part with this number of rows.
         whole: the program of the whole batch.
         samples: the rows of that.
         threads: how many parts there are.
-        meeting: where they meet, if their samples affect each other.
+        meeting: the sums over the whole batch, if its samples affect each other.
         gradient: where the gradient goes.
         techniques: what to do to be fast.
         lazy: see `Replay`.

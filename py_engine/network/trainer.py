@@ -1,12 +1,14 @@
 """The trainer: the papers' central idea. Build and plan once for each batch shape, replay for every batch.
 
 A mini-batch is gathered straight into the tape's input buffers, the tape leaves the gradients in one flat vector,
-and the optimizer runs over that vector: a step allocates no arrays.
+and the optimizer runs over that vector: a step allocates no arrays, except with lazy updates of an embedding
+(`LazyUpdates`): these allocate arrays for the rows that a mini-batch looks up.
 
 More than one thread is used in one of two forms, which `Techniques.split_batch` chooses. Either BLAS spreads
 each matrix product over all threads, or the batch is split into shards, one per thread, each with separate buffers and
-gradient vector and BLAS at one thread, summed at the end. `splitting_pays` says which takes less time, by
-shapes alone, since the sum is rounded in another way. Whether all threads or one compute the products of a batch that
+gradient vector and BLAS at one thread, summed at the end. `splitting_pays` estimates which takes less time, by
+shapes and BLAS's kernels and not by a measurement, since the sum is rounded in another way: so the same network gives
+the same numbers in every run. Whether all threads or one compute the products of a batch that
 stays whole is measured in the first steps: threads that wait for each other in short products may take longer than one.
 """
 
@@ -80,7 +82,7 @@ class Trainer:
         chain: the model; its parameters are trained in place.
         loss: a name from `losses.LOSSES`, or that loss with settings: `losses.get(name, class_weights=...)`.
         optimizer: the update rule; SGD(0.01) by default.
-        batch_size: samples per step; a partial last batch gets a plan of its own.
+        batch_size: samples per step; a partial last batch has its own plan.
         threads: how many to use, at most; None takes one per core.
         accumulate: mini-batches whose mean gradient makes one update.
         techniques: the switches of the engine, for ablations.
@@ -268,7 +270,7 @@ class Trainer:
 
         The optimizer's arrays (``optimizer.velocity``), the streams of dropout layers (``dropout.<layer>``), and what
         is accumulated of an update. A new trainer of the same chain and settings that loads the parameters and this
-        goes on bit for bit as this one would.
+        resumes bit for bit as this one would.
 
         With a communicator all processes call this together, and each returns the streams of all of them, (ranks,
         copies, 6): the state of one is a checkpoint for all. On another number of processes the streams of those that

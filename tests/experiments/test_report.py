@@ -38,8 +38,12 @@ OF_SIZES = {
     "sizes",
     "sizes_held",
     "sizes_start",
+    "sizes_memory",
+    "sizes_threads",
+    "sizes_limits",
     "sizes_ablation",
     "growth",
+    "growth_seconds",
 }  # whose rows are networks: see test_sizes.py
 ABOUT_ENGINES = sorted(set(tables.PRODUCERS) - ABOUT_SOME - SYSTEMS - OF_SIZES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -19,16 +20,17 @@ from bridge.libjulia.find import Julia
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
-from experiments import papers, sweep, testing
+from experiments import formats, papers, sweep, testing
 from experiments.data import generated
 from experiments.measures import ablation, growth, sizes_ablation
 from experiments.measures import sizes as measured
 from experiments.papers import Family, Paper, PaperFileError
 from experiments.progress import Progress
-from experiments.report import figures, sizes, tables
+from experiments.report import figures, numbers, sizes, sizes_targets, tables
+from experiments.report import growth as growth_tables
 from experiments.report.table import to_markdown
 from experiments.report.view import View, paper_view
-from experiments.results import Results, Tidy, tidy_rows
+from experiments.results import COLUMNS, Results, Tidy, tidy_rows
 
 PAPER = papers.load_paper("sizes")
 FAMILIES = {family.id: family for family in PAPER.families}
@@ -413,18 +415,16 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
     assert len(held.rows) == 42 and {row["engine"] for row in held.rows} == {"TwinGrad numpy"}
     assert "| matmul of dense1 | 60 % | 40 % |" in to_markdown(held)
     assert "TwinGrad numpy: 84 of 126 rows within its bound" in made.notes
-    assert "given up: an invented reason" in "".join(sizes.sizes_start(view).notes)
-    start = sizes.sizes_start(view).rows
-    assert sum("numpy_start_s" in row for row in start) == 42 and start[0]["numpy_memory_bytes"] == 1e6
-    for row in sizes.growth(view).rows:
+    assert "given up: an invented reason" in "".join(sizes_targets.sizes_start(view).notes)
+    for row in growth_tables.growth(view).rows:
         if row["against"] == "batch":
             assert row["torch_exponent"] == pytest.approx(1, abs=0.05)
             assert row["torch_beyond"] == pytest.approx(0, abs=0.05)
-    of_series = {(row["group"], row["at"]): row for row in sizes.growth(view).rows if "units" in row["group"]}
+    of_series = {(row["group"], row["at"]): row for row in growth_tables.growth(view).rows if "units" in row["group"]}
     width = of_series["MLP, by units", "step, 100 to 10,000"]
     assert width["torch_exponent"] == pytest.approx(1) and width["torch_beyond"] == pytest.approx(0)
     assert of_series["MLP, by units", "start-up, 100 to 10,000"]["torch_beyond"] is None
-    assert "| nodes | eager gradient, 100 to 10,000 | 1 | 0.50 (—) |" in to_markdown(sizes.growth(view))
+    assert "| nodes | eager gradient, 100 to 10,000 | 1 | 0.50 (—) |" in to_markdown(growth_tables.growth(view))
     axes = [one for one in figures.PRODUCERS["ratios_by_size"](view).axes if one.get_title(loc="left")]
     assert [one.get_title(loc="left") for one in axes] == [family.title for family in PAPER.families]
 
@@ -435,14 +435,168 @@ def test_start_up_from_a_system_image_is_called_that(image: bool, fake: ModuleTy
     for item in rows["runs"]:
         if image and item["engine"] == "julia":
             item["framework_version"] = "julia 1.5.3 sysimage 0123456789abcdef"
-    said = "Started from a compiled system image of Julia: TwinGrad Julia."
-    assert (said in sizes.sizes_start(view_of(rows, paper="sizes")).notes) is image
+    notes = sizes_targets.sizes_start(view_of(rows, paper="sizes")).notes
+    with_image = "embedded in Python's process (juliacall needs Julia 1.10.3 or later), started from a system image."
+    assert any(note.endswith(with_image) for note in notes) is image
+    assert any(note.endswith("started without a system image.") for note in notes) is not image
+
+
+def with_facts(rows: Any, **changed: Any) -> Any:
+    """Invented rows in which the numpy engine's facts with mini-batches of 1 are others."""
+    found = [row | (changed if (row["engine"], row["batch"]) == ("numpy", 1) else {}) for row in rows["sizes"]]
+    return {**rows, "sizes": found}
+
+
+def test_start_up_is_held_against_its_target_in_new_processes_and_in_others(fake: ModuleType, view_of: ViewOf) -> None:
+    rows = with_facts(fake.rows("sizes", seeds=0, data_source="generated"), start_seconds=0.2)
+    view = view_of(rows, paper="sizes")
+    made = sizes_targets.sizes_start(view)
+    assert [row["numpy_fresh"] for row in made.rows] == [row["batch"] == 1 for row in made.rows]
+    assert "TwinGrad numpy, within 0.3 s: 42 of 42 in a new process, 0 of 84 in a process that has trained before." in (
+        made.notes
+    )
+    assert "TwinGrad Julia, within 1.5 s: 0 of 42 in a new process, 0 of 84 in a process that has trained before." in (
+        made.notes
+    )
+    first, later = to_markdown(made).split("| 1 | 1 | 2 | ")[1].split("\n")[:2]
+    assert first.startswith("0.200 (1.50) | 2.50 (1.50) × |") and later.startswith("| 1 | 16 | 2 | 2.50 × | 2.50 × |")
+    found = numbers.of_paper(view)
+    assert found["sizes.start.numpy.count"]["text"] == found["sizes.start.numpy.rows"]["text"] == "42"
+    assert found["sizes.start.julia.count"]["text"] == "0"
+
+
+@pytest.mark.parametrize(("version", "backend", "target"), [("1.5.3", "embedded", 1.5), ("1.12.2", None, 1.5)])
+def test_the_target_of_julia_s_start_up_is_that_of_its_backend(
+    version: str, backend: str | None, target: float, fake: ModuleType, view_of: ViewOf
+) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    for item in rows["runs"]:
+        if item["engine"] == "julia":
+            item["framework_version"] = f"julia {version}"
+    view = view_of(rows, paper="sizes")
+    assert sizes_targets.julia_backend(view) == backend and sizes_targets.start_targets(view)["julia"] == target
+    said = "embedded or by juliacall, which the records do not say" in " ".join(sizes_targets.sizes_start(view).notes)
+    assert said is (backend is None)
+
+
+def test_memory_is_compared_with_pytorch_s(fake: ModuleType, view_of: ViewOf) -> None:
+    rows = with_facts(fake.rows("sizes", seeds=0, data_source="generated"), memory_bytes=3e6)
+    made = sizes_targets.sizes_memory(view_of(rows, paper="sizes"))
+    assert made.rows[0]["numpy_memory_ratio"] == 3 and made.rows[1]["numpy_memory_ratio"] == 1
+    assert made.rows[0]["numpy_peak_ratio"] == pytest.approx(203 / 201)
+    assert "| 3.00 MB (203 MB) | 3.00 × | 1.00 MB (201 MB) | 1.00 |" in to_markdown(made)
+    assert any(
+        note.startswith("TwinGrad numpy, peak at most PyTorch's: over the level in 84 of 126 rows")
+        for note in made.notes
+    )
+
+
+def test_two_threads_are_compared_with_one_by_the_medians_of_both_runs(fake: ModuleType, view_of: ViewOf) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    for row in rows["sizes"]:
+        if (row["engine"], row["threads"], row["batch"]) == ("julia", 2, 64):
+            row["microseconds_per_step"] *= 1.5
+        if row["engine"] in ("numpy", "julia"):
+            row["threads_in_step"] = "one thread"
+    view = view_of(rows, paper="sizes")
+    made = sizes_targets.sizes_threads(view)
+    assert [row["batch"] for row in made.rows] == 21 * [1, 64]
+    for row in made.rows:
+        assert row["julia_ratio"] == pytest.approx(1.5 if row["batch"] == 64 else 1, abs=0.1)
+        assert row["julia_ratio"] == row["julia_several_us"] / row["julia_one_us"]
+    marked = sum(row["julia_ratio"] > 1.03 for row in made.rows)
+    assert marked >= 21
+    said = (
+        f"TwinGrad Julia: slower by more than that in {marked} of 42 rows; in {marked} of these the step has one thread"
+    )
+    assert any(note.startswith(said) for note in made.notes)
+    assert numbers.of_paper(view)["sizes.threads.julia.count"]["value"] == marked
+
+
+def test_limits_are_shown_with_what_they_follow_from_where_the_table_has_it(view: View) -> None:
+    made = sizes_targets.sizes_limits(view)
+    assert len(made.rows) == 42 and "8.00, products" in to_markdown(made)
+    assert any("the tidy table does not" in note for note in made.notes)
+    rates = {"products_flops": 2e6, "moved_bytes": 3e6, "flops_per_second": 1.5e11, "bytes_per_second": 2e11}
+    tables_with = {**view.tables, "sizes": view.tables["sizes"].assign(**rates)}
+    shown = sizes_targets.sizes_limits(dataclasses.replace(view, tables=tables_with))
+    assert "| 2.00 | 150 | 3.00 MB | 200 GB/s |" in to_markdown(shown)
+
+
+def test_the_text_says_how_many_steps_are_within_their_bound_and_which_are_furthest_above(view: View) -> None:
+    found = numbers.of_paper(view)
+    assert (found["sizes.2.numpy.count"]["text"], found["sizes.2.numpy.rows"]["text"]) == ("56", "84")
+    assert (found["sizes.1.julia.count"]["text"], found["sizes.1.julia.rows"]["text"]) == ("42", "42")
+    worst = found["sizes.2.numpy.worst"]
+    assert worst["text"].count("mini-batch") == numbers.FURTHEST and formats.fixed(worst["value"]) in worst["text"]
+    assert "sizes.2.julia.worst" not in found, "none is above"
+
+
+def grown(fake: ModuleType, view_of: ViewOf, power: float) -> View:
+    """Invented rows in which the Julia engine's graphs, and steps over time, grow with a power of their size."""
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    for row in rows["growth"]:
+        if row["engine"] == "julia" and row["series"] in ("nodes", "length", "width"):
+            row["seconds"] = 1e-6 * row["value"] ** power
+            if row["series"] == "length" and row["what"] == "step":
+                row["limit_seconds"] = row["seconds"] / 10
+    return view_of(rows, paper="sizes")
+
+
+def test_an_exponent_above_that_of_linear_work_is_marked_and_said_to_be_explained_or_not(
+    fake: ModuleType, view_of: ViewOf
+) -> None:
+    made = growth_tables.growth(grown(fake, view_of, 1.2))
+    said = "TwinGrad Julia, a graph, by nodes, eager gradient, 100 to 10,000: 1.20, steepest from "
+    assert any(note.startswith(said) and note.endswith("; not explained.") for note in made.notes)
+    explained = [note for note in made.notes if note.endswith("; the limit grows as fast.")]
+    assert len(explained) == 1 and "LSTM, by steps in time, step" in explained[0]
+    assert not any("units, step" in note for note in made.notes), "a width's square counts"
+    assert "1.20 (—) ×" in to_markdown(made)
+    assert "×" not in "".join(
+        column.text(row) for row in growth_tables.growth(grown(fake, view_of, 1.0)).rows for column in made.columns
+    )
+
+
+def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_of: ViewOf) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    nodes = [row for row in rows["growth"] if row["series"] == "nodes"]
+    for row in nodes:
+        if (row["engine"], row["value"]) == ("numpy", 10_000):
+            row["seconds"] = 2e-4  # PyTorch takes 1e-4
+    calls = {"numpy": 0.021, "julia": 0.019}
+    rows["growth"] += [
+        row | {"what": "first call, compiled", "seconds": calls[row["engine"]]}
+        for row in nodes
+        if row["value"] == 100 and row["engine"] in calls
+    ]
+    view = view_of(rows, paper="sizes")
+    made = growth_tables.growth_seconds(view)
+    assert made.notes[0].endswith("× marks a time above its target: 2 of 3.")
+    assert {(row["what"], row["value"]): row["missed"] for row in made.rows if row["held"]} == {
+        ("eager gradient", 10_000): ["numpy"],
+        ("first call, compiled", 100): ["numpy"],
+    }
+    assert "| 21.0 ms × | 19.0 ms | — |" in to_markdown(made)
+    found = numbers.of_paper(view)
+    assert (found["sizes.growth.count"]["text"], found["sizes.growth.rows"]["text"]) == ("2", "3")
+
+
+def test_tables_of_a_study_that_was_not_run_say_so(view_of: ViewOf) -> None:
+    view = view_of({name: [] for name in COLUMNS}, paper="sizes")
+    for make in (
+        *(sizes_targets.sizes_start, sizes_targets.sizes_memory, sizes_targets.sizes_threads),
+        *(sizes_targets.sizes_limits, growth_tables.growth, growth_tables.growth_seconds),
+    ):
+        made = make(view)
+        assert not made.rows and made.notes
+    assert not any(name.startswith("sizes.") for name in numbers.of_paper(view))
 
 
 def test_an_exponent_is_the_slope_of_the_logarithms() -> None:
-    assert sizes.exponent([1, 10, 100], [3, 30, 300]) == pytest.approx(1)
-    assert sizes.exponent([2, 2], [1, 2]) is None
-    assert sizes.exponent([1, 10], [0, 1]) is None, "no time was left over of a start-up"
+    assert growth_tables.exponent([1, 10, 100], [3, 30, 300]) == pytest.approx(1)
+    assert growth_tables.exponent([2, 2], [1, 2]) is None
+    assert growth_tables.exponent([1, 10], [0, 1]) is None, "no time was left over of a start-up"
 
 
 def test_the_committed_run_says_where_its_rows_come_from_and_how_all_of_it_grows() -> None:
@@ -450,6 +604,6 @@ def test_the_committed_run_says_where_its_rows_come_from_and_how_all_of_it_grows
     made = {row["engine"]: row for row in tables.provenance(view).rows}
     for name in ("numpy", "julia", "torch", "tensorflow", "jax"):
         assert made[name]["group"].startswith("Measured here, ") and made[name]["version"] and made[name]["blas"]
-    growth = sizes.growth(view).rows
+    growth = growth_tables.growth(view).rows
     assert {row["against"] for row in growth} == {"batch", "size", *(one.over for one in PAPER.series), "nodes"}
     assert all(row["numpy_exponent"] is not None and row["julia_exponent"] is not None for row in growth)

@@ -1,7 +1,7 @@
 # Sums over a batch whose samples are split over threads: what batch normalisation needs of the other threads' samples.
 #
-# Each thread replays its own tape. Where a layer sums over the batch, the tapes meet: every one leaves its part of the
-# sum, waits for the others, and adds up all parts in the same order, so that all have the same bits.
+# Each thread replays its own tape. Where a layer sums over the batch, the tapes wait at a barrier: every one writes its
+# part of the sum, waits for the others, and adds up all parts in the same order, so that all have the same bits.
 
 """
 Where the tapes of all threads, one for each part of a batch of `samples`, leave parts of sums and add them. `team` are the
@@ -17,7 +17,7 @@ Meeting(threads::Int, samples::Int) = Meeting(ALONE, samples, Dict{Int,Vector{Me
 
 Base.show(io::IO, m::Meeting) = print(io, "Meeting(", length(m.sums), " threads)")
 
-"""Wait for the other threads. Where one of them has failed, this one goes on with numbers that nobody reads."""
+"""Wait for the other threads. Where one of them has failed, this one continues with numbers that nobody reads."""
 struct Wait
     meeting::Meeting
 end

@@ -85,7 +85,7 @@ end
 """
 A part of a batch: its tape, its place in the batch, and its gradient vector, with the gradients of `columns` apart from
 it. Its loss counts by its share of the batch. `states` are layers' new states: where they go, where they are, how many.
-`meeting` is where it meets the other parts, if it does; `shared` the tape's code for threads that share the products of a
+`meeting` has the sums over all parts, if there are any; `shared` the tape's code for threads that share the products of a
 whole batch.
 """
 struct Shard{T}

@@ -1,9 +1,9 @@
 # A team of threads that goes through many steps together, and `Trials`, which find out whether it is faster than one thread.
 #
-# One parallel region runs a whole call, many steps of an epoch (in trials, some steps); inside it the threads meet at barriers,
+# One parallel region runs a whole call, many steps of an epoch (in trials, some steps); inside it the threads wait at barriers,
 # which are two atomic additions and a short wait. That costs less than starting a task for each step, and allocates nothing.
 
-"""Threads that meet at barriers: how many, how many have arrived, and how often they have met."""
+"""Threads that wait for each other at barriers: how many, how many have arrived, and the barriers passed so far."""
 struct Team
     size::Int
     arrived::Threads.Atomic{Int}
@@ -18,7 +18,7 @@ const ALONE = Team(1)
 # Turns of the waiting loop before the processor is offered to others: about 20 µs.
 const PATIENCE = 2000
 
-"""Wait until all have come here; false when one of them never will."""
+"""Barrier: wait for all threads of the team; false where one has failed and will not come."""
 @inline function meet!(team::Team)
     team.size == 1 && return true
     team.broken[] == 0 || return false

@@ -1,0 +1,231 @@
+"""Tables of growth: exponents of the time over batch, length, width, vocabulary and nodes, and the seconds themselves.
+
+The exponents of steps come from the study of several sizes (`sizes.points`), those of the series and of the graphs from
+the measure `growth`. Work that grows in proportion (`LINEAR`) should take time in proportion: an exponent above `MOST`
+is marked there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.formats import MISSING, duration, fixed, given, significant
+from experiments.measures.growth import NODES, ONCE_SECONDS
+from experiments.report import row_helpers
+from experiments.report.row_helpers import REFERENCE, producer
+from experiments.report.sizes import TARGETS, origin, points
+from experiments.report.table import Column, Row, Table, column, empty
+from experiments.report.view import View
+
+LINEAR = ("batch", "steps in time", "words", NODES)
+"""What the work of a step, or of planning it, grows in proportion to; a width is none, whose square counts."""
+MOST = 1.05
+"""The exponent up to which a time is in proportion."""
+
+EAGER, FIRST_CALL = "eager gradient", "first call, compiled"
+EAGER_NODES = 10_000
+"""Nodes of the graph whose eager gradient is to take numpy no longer than it takes PyTorch."""
+COMPILED_NODES, COMPILED_SECONDS = 100, 0.02
+"""Nodes of the graph for which the first call of `compile` is to take no longer than these seconds."""
+
+
+@producer
+def growth(view: View) -> Table:
+    """How the time of each engine grows with mini-batches, networks and graphs, as exponents."""
+    engines = _engines(view, ("sizes", "growth"))
+    rows = [*_of_points(view), *_of_series(view)]
+    above = [
+        f"{view.label(engine)}, {row['group']}, {row['at']}: {_why(row, engine)}"
+        for row in rows
+        for engine in TARGETS
+        if _is_above(row, engine)
+    ]
+
+    def cell(engine: str) -> Callable[[Row], str]:
+        def text(row: Row) -> str:
+            found, beyond = row.get(f"{engine}_exponent"), row.get(f"{engine}_beyond")
+            if empty(found):
+                return MISSING
+            mark = " ×" if engine in TARGETS and _is_above(row, engine) else ""
+            return f"{fixed(found)} ({MISSING if empty(beyond) else fixed(beyond)}){mark}"
+
+        return text
+
+    return Table(
+        fields=(
+            *("kind", "machine", "data", "group", "threads", "against", "at"),
+            *(f"{engine}_{name}" for engine in engines for name in ("exponent", "beyond")),
+        ),
+        columns=(
+            column("against", "against", align="left"),
+            column("at", "at", align="left"),
+            column("threads", "threads", lambda value: str(int(value))),
+            *(Column(view.label(engine), cell(engine)) for engine in engines),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
+            "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does. "
+            "Start-up is `build` and the first step less a later one. Graphs are one sine of ten numbers after "
+            "another, by one thread.",
+            f"× marks an exponent of an engine of ours above {given(MOST)} where the work grows in proportion: over "
+            "mini-batches, steps in time, words and nodes.",
+            *above,
+        )
+        if rows
+        else ("Of each kind of network one size with one mini-batch was run; make sizes runs several.",),
+        wide=True,
+    )
+
+
+def _engines(view: View, measures: Iterable[str]) -> list[str]:
+    """The engines that some measures have rows of, in the order of the paper's file."""
+    measured = pd.concat([view.table(name)["engine"] for name in measures])
+    return [name for name in view.engines() if (measured == name).any()]
+
+
+def _of_points(view: View) -> list[Row]:
+    """The rows of the growth table for the steps of the study of several sizes."""
+    known = pd.DataFrame(
+        {**about, "engine": engine, "step": steps[engine].median(), "limit": of_point["limit_microseconds"].median()}
+        for about, of_point, steps in points(view)
+        for engine in steps
+    )
+    if not len(known):
+        return []
+    known["size"] = known["size"].astype(float)
+    over = {f"{family.title}, by {family.over}": family.over for family in view.paper.families}
+    rows: list[Row] = []
+    for against, fixed_ones in (("batch", ["threads", "group", "size"]), ("size", ["threads", "group", "batch"])):
+        for (threads, group, at), part in known.groupby(fixed_ones, sort=False):
+            if part[against].nunique() > 1:
+                other = "size" if against == "batch" else "batch"
+                row = {"group": group, "threads": threads, "against": against, "at": f"{other} {given(at)}"}
+                row["linear"] = (over[group] if against == "size" else against) in LINEAR
+                for engine, line in part.groupby("engine"):
+                    row |= _fitted(str(engine), line[against], line["step"], line["limit"])
+                rows.append({**row, **origin(view)})
+    return sorted(rows, key=lambda row: (-int(row["threads"]), str(row["group"])))
+
+
+def _of_series(view: View) -> Iterator[Row]:
+    """The rows of the growth table for what the measure `growth` timed."""
+    for about, part in _series(view):
+        ends = " to ".join(f"{int(value):,}" for value in (part["value"].min(), part["value"].max()))
+        row = {**about, "at": f"{about['what']}, {ends}", "linear": about["against"] in LINEAR}
+        for engine, line in part.groupby("engine"):
+            row |= _fitted(str(engine), line["value"], line["seconds"], line["limit_seconds"])
+        yield row
+
+
+def _series(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """What the measure `growth` timed of each series: what it is, and its rows."""
+    every = view.table("growth")
+    about = {one.id: (f"{one.title}, by {one.over}", one.over) for one in view.paper.series}
+    for (series, what), part in every.groupby(["series", "what"], sort=False):
+        group, against = about.get(series, ("a graph, by nodes", NODES))
+        threads = 1 if series not in about else int(part["threads"].max())
+        origins = {"kind": "measured", "machine": view.machine(["growth"]), "data": view.data_source}
+        yield {"group": group, "threads": threads, "against": against, "what": what, **origins}, part
+
+
+def _fitted(engine: str, values: pd.Series, times: pd.Series, limits: pd.Series) -> dict[str, Any]:
+    """The exponents of an engine's times and of time / limit, and the steepest slope between neighbouring values."""
+    ordered = pd.DataFrame({"value": values, "time": times}).sort_values("value")
+    pairs = [
+        (slope, low.value, high.value)
+        for low, high in zip(ordered[:-1].itertuples(), ordered[1:].itertuples(), strict=True)
+        if (slope := exponent([low.value, high.value], [low.time, high.time])) is not None
+    ]
+    found = {"exponent": exponent(values, times), "beyond": exponent(values, times / limits)}
+    return {f"{engine}_{name}": value for name, value in (found | {"steepest": max(pairs, default=None)}).items()}
+
+
+def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Series) -> float | None:
+    """The slope of log time over log value by least squares; None for fewer than two values, or without a time."""
+    sizes, seconds = np.asarray(values, float), np.asarray(times, float)
+    if len(set(sizes)) < 2 or not (np.isfinite(seconds) & (seconds > 0)).all():
+        return None
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def _is_above(row: Row, engine: str) -> bool:
+    """Whether an engine's time grows faster than its work, which grows in proportion."""
+    found = row.get(f"{engine}_exponent")
+    return bool(row["linear"]) and found is not None and found > MOST
+
+
+def _why(row: Row, engine: str) -> str:
+    """The exponent of an engine that is above `MOST`, where it comes from, and whether the limit explains it."""
+    slope, low, high = row[f"{engine}_steepest"]
+    beyond = row.get(f"{engine}_beyond")
+    explained = beyond is not None and beyond <= MOST - 1
+    return f"{fixed(row[f'{engine}_exponent'])}, steepest from {int(low):,} to {int(high):,} ({fixed(slope)}); " + (
+        "the limit grows as fast." if explained else "not explained."
+    )
+
+
+@producer
+def growth_seconds(view: View) -> Table:
+    """The times of the graphs and the series that the exponents are fitted to, beside their targets."""
+    engines = _engines(view, ("growth",))
+    rows: list[Row] = []
+    for about, part in _series(view):
+        seconds = part.pivot_table(index="value", columns="engine", values="seconds")
+        for value, found in seconds.iterrows():
+            row = {**about, "value": value, **{f"{name}_s": row_helpers.or_none(found.get(name)) for name in engines}}
+            rows.append(row | _target(row))
+    known = [row for row in rows if row["target"]]
+    missed = [view.label(engine) for row in known for engine in row["missed"]]
+    return Table(
+        fields=(
+            *("kind", "machine", "data", "group", "threads", "what", "value"),
+            *(f"{engine}_s" for engine in engines),
+            *("target", "target_s"),
+        ),
+        columns=(
+            column("timed", "what", align="left"),
+            column("at", "value", lambda value: f"{int(value):,}"),
+            column("threads", "threads", lambda value: str(int(value))),
+            *(Column(view.label(engine), _seconds(engine)) for engine in engines),
+            Column("target", lambda row: str(row["target"]), align="left"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            f"Steps and calls are the least of several; start-ups and calls of over {given(ONCE_SECONDS)} s are timed "
+            "once. The engines ran one after the other, each in its own process. "
+            f"× marks a time above its target: {len(missed)} of {sum(len(row['held']) for row in known)}.",
+        )
+        if rows
+        else ("Not run: make sizes runs it.",),
+        wide=True,
+    )
+
+
+def _target(row: Row) -> dict[str, Any]:
+    """The target of a row in words and in seconds, the engines that are held to it, and those of them that miss it."""
+    graph = row["against"] == NODES
+    reference = row.get(f"{REFERENCE}_s")
+    found: dict[str, Any] = {"target": "", "target_s": None, "held": []}
+    if graph and (row["what"], row["value"]) == (EAGER, EAGER_NODES) and reference is not None:
+        found = {"target": "numpy: PyTorch's", "target_s": reference, "held": ["numpy"]}
+    elif graph and (row["what"], row["value"]) == (FIRST_CALL, COMPILED_NODES):
+        found = {
+            "target": f"{significant(1e3 * COMPILED_SECONDS, trim=True)} ms",
+            "target_s": COMPILED_SECONDS,
+            "held": list(TARGETS),
+        }
+    held = [name for name in found["held"] if not empty(row.get(f"{name}_s"))]
+    return {**found, "held": held, "missed": [name for name in held if row[f"{name}_s"] > found["target_s"]]}
+
+
+def _seconds(engine: str) -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        value = row.get(f"{engine}_s")
+        return MISSING if empty(value) else duration(value) + (" ×" if engine in row["missed"] else "")
+
+    return text
