@@ -211,8 +211,8 @@ class Op:
 
     def apply(self, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> Tensor:
         """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
-        trace = STATE.trace
-        symbolic = STATE.symbolic
+        state = STATE.__dict__  # this thread's, looked up once
+        trace, symbolic = state["trace"], state["symbolic"]
         level = 0
         alike = self.alike  # nothing is to be inferred
         if alike:
@@ -233,14 +233,14 @@ class Op:
                 return self.apply(error.converted(inputs), attrs)
             except (ShapeError, DTypeError) as error:
                 raise type(error)(f"{here(self.name)}: {error}") from None
-        if level and (self.constant or not STATE.grad_enabled or dtype not in FLOATS):
+        if level and (self.constant or not state["grad_enabled"] or dtype not in FLOATS):
             level = 0
         result = _new(Tensor)
         result.shape = shape
         result.dtype = dtype
         result.grad = None
         result.name = ""
-        result.scope = STATE.scope
+        result.scope = state["scope"]
         result.level = level
         if symbolic:
             result.data = None
