@@ -48,6 +48,15 @@ def blocks(samples: int, each: int, least: int = 1) -> list[slice]:
     return [slice(start, start + size) for start in range(0, samples, size)]
 
 
+def about_equal_blocks(samples: int, each: int) -> list[slice]:
+    """Return slices of `samples` of about equal length, with `each` bytes a sample and `BLOCK_BYTES` at most.
+
+    Their lengths differ by one at most, where those of `blocks` are all equal: one sample, if there is a prime number.
+    """
+    count = min(max(-(-samples * each // BLOCK_BYTES), 1), max(samples, 1))
+    return [slice(samples * i // count, samples * (i + 1) // count) for i in range(count)]
+
+
 def in_blocks(
     samples: int, each: int, scratch: Scratch, bind: Callable[[slice, Scratch], Sequence[Call]], least: int = 1
 ) -> list[Call]:

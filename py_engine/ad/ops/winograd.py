@@ -19,7 +19,7 @@ So it is for training steps in float32 only, where the technique `winograd` is o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise, product
@@ -27,7 +27,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from py_engine.ad.op import Call, Scratch
-from py_engine.ad.ops.blocks import blocks, in_blocks
+from py_engine.ad.ops.blocks import about_equal_blocks
 from py_engine.ad.ops.product_parts import bind_product
 from py_engine.ad.tensor import Array
 
@@ -165,7 +165,8 @@ def work(samples: int, channels: int, filters: int, axes: tuple[Axis, Axis]) -> 
     ends = samples * (channels * height.length * width.length + filters * height.outputs * width.outputs)
     partly = samples * width.places * width.tiles * (channels * height.length + filters * height.outputs)
     whole = samples * places * height.tiles * width.tiles * (channels + filters)
-    pieces = len(blocks(samples, _bytes(channels, filters, axes))) * len(segments(height)) * len(segments(width))
+    pieces = len(about_equal_blocks(samples, _bytes(channels, filters, axes)))
+    pieces *= len(segments(height)) * len(segments(width))
     along = (2 + pieces) * places * channels * filters  # each piece is added to the gradient by the weight
     if height != NO_AXIS:
         along += partly + whole
@@ -241,9 +242,41 @@ def _transform_back(whole: Array, y: Array, rows: Array, columns: Array, places:
     return [*by_height, partial(np.matmul, across, columns.T, y.swapaxes(0, 1))]
 
 
-def _images(x: Array, axis: tuple[int, int]) -> Array:
-    """Return x (N, C, *lengths) as (N * C, height, width), a view."""
-    return np.reshape(x, (x.shape[0] * x.shape[1], *axis), copy=False)
+@dataclass(frozen=True)
+class _Piece:
+    """The windows of some samples, by one segment of each axis.
+
+    Attributes:
+        rows, columns: the segments of the height and the width.
+        read: what they read of the input, (samples * C, height, width).
+        made: what they make of the output, (samples * F, height, width).
+    """
+
+    rows: Segment
+    columns: Segment
+    read: Array
+    made: Array
+
+
+def _pieces(x: Array, y: Array, axes: tuple[Axis, Axis], scratch: Scratch) -> tuple[list[Array], Iterator[_Piece]]:
+    """Return memory of the `_sizes`, used by every piece in turn, and the pieces of x (N, C, ...) and y (N, F, ...)."""
+    height, width = axes
+    samples, channels, filters = *x.shape[:2], y.shape[1]
+    inputs = np.reshape(x, (samples * channels, height.length, width.length), copy=False)
+    outputs = np.reshape(y, (samples * filters, height.outputs, width.outputs), copy=False)
+    found = about_equal_blocks(samples, _bytes(channels, filters, axes))
+    most = max(block.stop - block.start for block in found)
+    memory = [scratch((most * size,), x.dtype) for size in _sizes(channels, filters, axes)]
+    return memory, (
+        _Piece(
+            rows,
+            columns,
+            inputs[block.start * channels : block.stop * channels, rows.read, columns.read],
+            outputs[block.start * filters : block.stop * filters, rows.made, columns.made],
+        )
+        for block in found
+        for rows, columns in product(segments(height), segments(width))
+    )
 
 
 def bind_convolution(
@@ -254,30 +287,22 @@ def bind_convolution(
     Args:
         weight: (F, C, *kernel); `flipped`: (C, F, *kernel) with its elements from the last to the first.
     """
-    height, width = axes
     of_weight, elements = _of_weight(axes), np.reshape(weight, (*weight.shape[:2], -1), copy=False)
     if flipped:
         of_weight, elements = np.ascontiguousarray(of_weight[:, ::-1]), elements.swapaxes(0, 1)
     filters, channels = elements.shape[:2]
     weights = scratch((len(of_weight), channels, filters), weight.dtype)
-    inputs, outputs = _images(x, (height.length, width.length)), _images(y, (height.outputs, width.outputs))
-
-    def bind(block: slice, scratch: Scratch) -> list[Call]:
-        calls: list[Call] = []
-        n = block.stop - block.start
-        memory = [scratch((n * size,), x.dtype) for size in _sizes(channels, filters, axes)]
-        for rows, columns in product(segments(height), segments(width)):
-            read = inputs[block.start * channels : block.stop * channels, rows.read, columns.read]
-            made = outputs[block.start * filters : block.stop * filters, rows.made, columns.made]
-            of_x = _transform(read, rows.reads, columns.reads, width.places, *memory[:2])
-            places = of_x[1].reshape(len(weights), -1, channels)
-            products = memory[3][: places.size // channels * filters].reshape(*places.shape[:2], filters)
-            calls += [*of_x[0], bind_product(places, weights, products)]
-            calls += _transform_back(products, made, rows.makes, columns.makes, width.places, memory[2])
-        return calls
-
-    transform_weight = partial(np.matmul, of_weight, elements.transpose(1, 2, 0), weights.swapaxes(0, 1))
-    return [transform_weight, *in_blocks(len(x), _bytes(channels, filters, axes), scratch, bind)]
+    calls: list[Call] = [partial(np.matmul, of_weight, elements.transpose(1, 2, 0), weights.swapaxes(0, 1))]
+    places = axes[1].places
+    memory, pieces = _pieces(x, y, axes, scratch)
+    for piece in pieces:
+        rows, columns = piece.rows, piece.columns
+        transform, of_x = _transform(piece.read, rows.reads, columns.reads, places, *memory[:2])
+        of_x = of_x.reshape(len(weights), -1, channels)
+        of_y = memory[3][: of_x.size // channels * filters].reshape(*of_x.shape[:2], filters)
+        calls += [*transform, bind_product(of_x, weights, of_y)]
+        calls += _transform_back(of_y, piece.made, rows.makes, columns.makes, places, memory[2])
+    return calls
 
 
 def bind_weight_gradient(g: Array, x: Array, out: Array, axes: tuple[Axis, Axis], scratch: Scratch) -> list[Call]:
@@ -285,29 +310,18 @@ def bind_weight_gradient(g: Array, x: Array, out: Array, axes: tuple[Axis, Axis]
 
     All arrays are in one piece each, g (N, F, *outputs).
     """
-    height, width = axes
+    of_weight, places = _of_weight(axes), axes[1].places
     filters, channels = out.shape[:2]
-    of_weight = _of_weight(axes)
     total, part = (scratch((len(of_weight), channels, filters), out.dtype) for _ in range(2))
-    inputs, upstream = _images(x, (height.length, width.length)), _images(g, (height.outputs, width.outputs))
-
-    def bind(block: slice, scratch: Scratch) -> list[Call]:
-        calls: list[Call] = []
-        n = block.stop - block.start
-        memory = [scratch((n * size,), x.dtype) for size in _sizes(channels, filters, axes)]
-        for rows, columns in product(segments(height), segments(width)):
-            read = inputs[block.start * channels : block.stop * channels, rows.read, columns.read]
-            made = upstream[block.start * filters : block.stop * filters, rows.made, columns.made]
-            of_x = _transform(read, rows.reads, columns.reads, width.places, *memory[:2])
-            of_g = _transform(made, rows.makes_across, columns.makes_across, width.places, *memory[2:])
-            places = of_x[1].reshape(len(total), -1, channels).swapaxes(1, 2)
-            is_first = block.start == rows.made.start == columns.made.start == 0
-            into = total if is_first else part
-            calls += [*of_x[0], *of_g[0], bind_product(places, of_g[1].reshape(len(total), -1, filters), into)]
-            if not is_first:
-                calls.append(partial(np.add, total, part, total))
-        return calls
-
-    calls = in_blocks(len(x), _bytes(channels, filters, axes), scratch, bind)
+    calls: list[Call] = []
+    memory, pieces = _pieces(x, g, axes, scratch)
+    for i, piece in enumerate(pieces):
+        rows, columns = piece.rows, piece.columns
+        transform_x, of_x = _transform(piece.read, rows.reads, columns.reads, places, *memory[:2])
+        transform_g, of_g = _transform(piece.made, rows.makes_across, columns.makes_across, places, *memory[2:])
+        of_x, of_g = of_x.reshape(len(total), -1, channels), of_g.reshape(len(total), -1, filters)
+        calls += [*transform_x, *transform_g, bind_product(of_x.swapaxes(1, 2), of_g, part if i else total)]
+        if i:
+            calls.append(partial(np.add, total, part, total))
     by_channel = np.reshape(out, (filters, channels, -1), copy=False).swapaxes(0, 1)
     return [*calls, partial(np.matmul, total.transpose(1, 2, 0), of_weight, by_channel)]
