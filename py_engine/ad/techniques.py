@@ -17,7 +17,8 @@ class Techniques:
             and differentiate it eagerly at every step.
         preallocate: compute into buffers that exist before the step (pre-allocation, in-place `forward!` and
             `backward!`, gradients reset and not reallocated); off: every op allocates its result.
-        reuse_memory: values that are never alive together share memory (memory reuse); off: each has its own.
+        reuse_memory: values that are never alive together share memory (memory reuse), and so does what ops need
+            while they are computed; off: each has its own.
         in_place: an op may write over an input that no later op reads; off: never.
         views: slices, reshapes and transposes are views (`@views`); off: they are copied.
         place_parts: the parts of a concatenation, and the gradients of slices, are computed in their place in

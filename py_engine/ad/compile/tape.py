@@ -146,6 +146,8 @@ class Tape:
         """Take memory, and make the calls that compute in it."""
         program, leaves, number = self.program, self._leaves, self._number
         self._scratch: list[Array] = []
+        self._free: list[Array] = []  # scratch memory of the ops that are bound, which the next may use, too
+        self._taken: list[Array] = []  # that of the op that is being bound
         self._arena = aligned_zeros(self.plan.size)
         arrays: list[Array | None] = [None] * len(self.values)
         self.inputs = [np.zeros(x.shape, x.dtype) for x in program.inputs]
@@ -287,7 +289,7 @@ class Tape:
         """Fill all memory that a run must not rely on with one byte; for tests."""
         self._arena[...] = byte
         for memory in self._scratch:
-            memory.reshape(-1).view(np.uint8)[...] = byte
+            memory[...] = byte
         for out in self.outputs:
             out[...] = np.frombuffer(bytes([byte]) * out.itemsize, out.dtype)[0]
 
@@ -390,7 +392,10 @@ class Tape:
                     raise AssertionError(f"the view op {op.name} made a copy")
             return Instruction(equation, read, outs, ())
         outs = tuple([self._memory(i, arrays) for i in numbers])
-        calls = tuple(op.calls(read, outs, self._new_scratch, equation.attrs))
+        calls = tuple(op.calls(read, outs, self._take_scratch, equation.attrs))
+        if self.techniques.reuse_memory:
+            self._free += self._taken
+        self._taken = []
         if op.checks is not None:
             calls = tuple([call for call in calls if not self._is_checked(call)])
         return Instruction(equation, read, outs, calls)
@@ -410,10 +415,18 @@ class Tape:
         self._checks.add(key)
         return known
 
-    def _new_scratch(self, shape: Shape, dtype: Any) -> Array:
-        memory: Array = np.empty(shape, dtype)
-        self._scratch.append(memory)
-        return memory
+    def _take_scratch(self, shape: Shape, dtype: Any) -> Array:
+        """Return memory for the op that is being bound, which others may use before and after it."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        fitting = [i for i, memory in enumerate(self._free) if memory.nbytes >= size]
+        if fitting:
+            memory = self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
+        else:
+            memory = np.empty(size, np.uint8)
+            self._scratch.append(memory)
+        self._taken.append(memory)
+        array: Array = memory[:size].view(dtype).reshape(shape)
+        return array
 
 
 # Preparing the program --------------------------------------------------------------------------------------
