@@ -41,8 +41,9 @@ class Techniques:
         sparse_rows: where the batch is split, the gradient of an embedding is kept for the rows that were looked up,
             until the parts are added up; off: as a whole matrix, one for each thread.
         lazy_updates: lazy updates by Adam: rows of an embedding that no sample looks up are updated when they are
-            looked up again, and all of them every 32 steps: many steps at once, which differs by roundings and by at
-            most a 40,000th of what the steps subtract. In float32, where a batch looks up a part of the rows only.
+            looked up again, and all of them every 32 steps: many steps at once, which differs by roundings, and by at
+            most a 40,000th of what the steps subtract and 1e-6. In float32, where a batch looks up a part of the rows
+            only.
         product_parts: products of few rows are computed some columns at a time, and larger ones of a training step in
             tiles where BLAS has one thread in it, if numpy's BLAS then multiplies matrices as they lie, without copies;
             off: every product as a whole.

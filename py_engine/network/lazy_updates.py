@@ -5,9 +5,9 @@ gradient the update has a closed form: after k steps the mean is multiplied by `
 ``beta2**k``, and each of the steps subtracts ``c * mean / (sqrt(square) + e)`` with its own numbers c and e. So rows
 are brought up to date when a mini-batch looks them up, all of them every `WINDOW` steps, and when an epoch ends.
 
-Steps in a row whose e differ by less than `SPREAD` are one division, by the harmonic mean of their e. That changes the
-movement by a 40,000th of it at most, where sqrt(square) and e are about equal, and by nothing where one is far above
-the other.
+Steps in a row whose e differ by less than a `spread` are one division, by the harmonic mean of their e. That changes
+the movement most where sqrt(square) and e are about equal, and by nothing where one is far above the other: by a
+40,000th of it at most, and by `MOST_APART` at most, whatever the learning rate is.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ WINDOW = 32
 """Steps after which all rows are brought up to date: a pass over the whole matrix is then a small part of a step."""
 
 SPREAD = 1.02
-"""How many times as large as the smallest the largest e of the steps is that are one division.
+"""How many times as large as the smallest the largest e of the steps is, at most, that are one division.
 
 The movement differs by a quarter of the variance of e, relative to its mean: (SPREAD - 1)² / 16 at most.
 """
+
+MOST_APART = 1e-6
+"""How far a parameter may be from what single steps make of it, when it is brought up to date."""
 
 LOOKED_UP = 0.25
 """Which part of the rows a mini-batch may look up at most: each takes twice as long as one that is merely updated."""
@@ -49,6 +52,19 @@ class PendingUpdates(NamedTuple):
     divisions: list[tuple[Array, Array]]
 
 
+def spread(moves: float, betas: tuple[float, float]) -> float:
+    """Return the `SPREAD` of steps whose c, with the decay of the mean over the root's, have the sum `moves`.
+
+    Whatever the gradients were, mean / sqrt(square) is at most 1 / sqrt(1 - beta1² / beta2), so that this times the sum
+    is the longest movement. Later steps move less, so that the variance of e is a ninth of its range squared at most.
+    """
+    part = betas[0] ** 2 / betas[1]
+    if part >= 1:
+        return 1.0
+    movement = moves / math.sqrt(1 - part)
+    return SPREAD if movement == 0 else 1.0 + min(SPREAD - 1.0, math.sqrt(36 * MOST_APART / movement))
+
+
 def pending_updates(
     factors: list[tuple[float, float]], betas: tuple[float, float], dtype: np.dtype[Any]
 ) -> PendingUpdates:
@@ -59,9 +75,9 @@ def pending_updates(
     root = math.sqrt(betas[1])
     moves = np.where(ago > 0, c * (betas[0] / root) ** np.maximum(ago, 0), 0.0)
     beside = e / root ** np.maximum(ago, 0)
-    starts = [0]
+    starts, most = [0], spread(moves[0].sum(), betas)
     for step in range(count):
-        if beside[0, step] > SPREAD * beside[0, starts[-1]]:
+        if beside[0, step] > most * beside[0, starts[-1]]:
             starts.append(step)
     divisions = []
     for start, stop in zip(starts, [*starts[1:], count], strict=True):

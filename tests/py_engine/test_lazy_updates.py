@@ -179,13 +179,39 @@ def test_many_steps_at_once_move_what_so_many_single_ones_do(rng, first, betas, 
     np.testing.assert_allclose(found[1][:, 0], m, rtol=1e-12)
     np.testing.assert_allclose(found[2][:, 0], v, rtol=1e-12)
     assert (np.abs(found[0][:, 0] - p) <= (lazy_updates.SPREAD - 1) ** 2 / 16 * moved + 1e-14 * np.abs(p)).all()
-    assert first < 5000 or betas[1] < 0.999 or len(now.divisions) == 1
+    assert first < 5000 or betas != (0.9, 0.999) or len(now.divisions) == 1
     for since in range(1, count):  # rows that were looked up meanwhile
         later = lazy_updates.pending_updates(factors[since:], betas, np.dtype(np.float64))
         np.testing.assert_allclose(now.mean[since], later.mean[0], rtol=1e-12)
         np.testing.assert_allclose(
             sum(c[since] for c, _ in now.divisions), sum(c[0] for c, _ in later.divisions), rtol=1e-12
         )
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-4, 0.001, 0.01, 0.1, 3.0])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.99), (0.97, 0.95)])
+def test_no_parameter_is_far_from_what_single_steps_make_of_it(rng, rate, betas):
+    """At any learning rate, after gradients that were rare or frequent, large or about as small as eps."""
+    count, size = lazy_updates.WINDOW, 4000
+    optimizer = Adam(rate, betas)
+    optimizer.bind(np.zeros(1))
+    p, m, v, s = np.zeros((4, size))
+    scale, often = 10.0 ** rng.uniform(-12, 1, size), rng.uniform(0, 1, size)
+    for step in range(1, 200):
+        optimizer.steps = step
+        optimizer.update(p, scale * rng.standard_normal(size) * (rng.uniform(0, 1, size) < often), s, m, v)
+    found = [np.zeros((size, 1)), m[:, np.newaxis].copy(), v[:, np.newaxis].copy()]
+    p[:] = 0
+    factors = []
+    for step in range(200, 200 + count):
+        optimizer.steps = step
+        factors.append(optimizer.factors())
+        optimizer.update(p, np.zeros(size), s, m, v)
+    now = lazy_updates.pending_updates(factors, betas, np.dtype(np.float64))
+    lazy_updates._apply(now, 0, found, *np.empty((2, size, 1)))
+    assert np.abs(found[0][:, 0] - p).max() <= lazy_updates.MOST_APART
+    assert (np.abs(p).max() > rate) == (rate > 0)
+    assert rate > 0.001 or betas != (0.9, 0.999) or len(now.divisions) < 5
 
 
 def test_a_step_that_fails_leaves_what_was_before_it(data, gathers, monkeypatch):
