@@ -42,15 +42,15 @@ class Techniques:
             until the parts are added up; off: as a whole matrix, one for each thread.
         lazy_updates: lazy updates by Adam: rows of an embedding that no sample looks up are updated when they are
             looked up again, and all of them every 32 steps: many steps at once, which differs by roundings, and by at
-            most a 40,000th of what the steps subtract and 1e-6. In float32, where a batch looks up a part of the rows
-            only.
+            most a 40,000th of what the steps subtract, never more than 1e-6. In float32, where a batch looks up a part
+            of the rows only.
         product_parts: products of few rows are computed some columns at a time, and larger ones of a training step in
             tiles where BLAS has one thread in it, if numpy's BLAS then multiplies matrices as they lie, without copies;
             off: every product as a whole.
-        winograd: convolutions of 3 x 3 places without strides are computed by Winograd's algorithm, with a quarter of
-            the multiplications, in training steps in float32 and where that is less work. Their results differ by
-            roundings, which are 2.5 times those of sums of products, and a number that is not finite makes its
-            neighbours NaN. Off: as sums of products.
+        winograd: in training steps in float32, convolutions without stride, dilation and groups, over one axis or two
+            and with kernels of up to five elements along each, are computed by Winograd's algorithm where that is less
+            work. It has a quarter to a half of the multiplications and rounding errors about 2.5 times as large, and
+            makes what is beside a number that is not finite NaN. Off, and always in `compile`: as sums of products.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
             BLAS has one thread inside the split; without it all threads, or with "auto" one where that is measured to
@@ -75,3 +75,7 @@ class Techniques:
     product_parts: bool = True
     winograd: bool = True
     split_batch: bool | str = "auto"
+
+
+SUMS = Techniques(winograd=False)
+"""Those of functions that are compiled: nothing with larger rounding errors than numpy's functions have."""

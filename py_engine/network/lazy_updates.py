@@ -7,7 +7,7 @@ are brought up to date when a mini-batch looks them up, all of them every `WINDO
 
 Steps in a row whose e differ by less than a `spread` are one division, by the harmonic mean of their e. That changes
 the movement most where sqrt(square) and e are about equal, and by nothing where one is far above the other: by a
-40,000th of it at most, and by `MOST_APART` at most, whatever the learning rate is.
+40,000th of it at most, and never by more than `MOST_APART`.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ def spread(moves: float, betas: tuple[float, float]) -> float:
     """Return the `SPREAD` of steps whose c, with the decay of the mean over the root's, have the sum `moves`.
 
     Whatever the gradients were, mean / sqrt(square) is at most 1 / sqrt(1 - beta1² / beta2), so that this times the sum
-    is the longest movement. Later steps move less, so that the variance of e is a ninth of its range squared at most.
+    bounds the movement. One division changes it by 4/27 of this bound times the variance of e, relative to its mean, at
+    most; and that is (spread - 1)² / 4 at most.
     """
     part = betas[0] ** 2 / betas[1]
     if part >= 1:
         return 1.0
     movement = moves / math.sqrt(1 - part)
-    return SPREAD if movement == 0 else 1.0 + min(SPREAD - 1.0, math.sqrt(36 * MOST_APART / movement))
+    return SPREAD if movement == 0 else 1.0 + min(SPREAD - 1.0, math.sqrt(27 * MOST_APART / movement))
 
 
 def pending_updates(
@@ -75,7 +76,7 @@ def pending_updates(
     root = math.sqrt(betas[1])
     moves = np.where(ago > 0, c * (betas[0] / root) ** np.maximum(ago, 0), 0.0)
     beside = e / root ** np.maximum(ago, 0)
-    starts, most = [0], spread(moves[0].sum(), betas)
+    starts, most = [0], spread(moves.sum(1).max(), betas)
     for step in range(count):
         if beside[0, step] > most * beside[0, starts[-1]]:
             starts.append(step)

@@ -433,7 +433,6 @@ def make_step(
         return SampleBySample(Shard(one, slice(0, 1), gradient.zeros_like(), techniques), gradient, threads)
     if not techniques.replay:
         return Eager(chain, loss, gradient, threads)
-    STATE.winograd = techniques.winograd
     trace = partial(_traced, chain, loss, x, y, samples, techniques)
     whole = trace(samples)
     may_split = threads > 1 and samples >= 2 * threads and chain.splits

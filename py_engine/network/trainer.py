@@ -597,7 +597,7 @@ class Trainer:
                 return [y, *(self._objective(y, t) for t in targets)]
 
             program = trace(outputs, [Tensor.symbol(a.shape, a.dtype) for a in arrays])
-            tape = self._forwards[key] = Tape(program, techniques=self.techniques)
+            tape = self._forwards[key] = Tape(program, techniques=replace(self.techniques, winograd=False))
         with self._blas_threads(self.threads):
             return tape(*arrays)
 

@@ -32,11 +32,12 @@ IN_JULIA = NETWORKS if CAMPAIGN else [("cnn", "32"), ("text", "50000")]
 BATCH, STEPS = 24, 5
 """The last batch of an epoch has half as many samples."""
 
-LOSSES, MOVED = 2e-4, 0.1
+LOSSES, MOVED = 1e-5, 0.01
+LOSSES_OF_CNN, MOVED_OF_CNN = 2e-4, 0.1
 """What may differ: a loss, as a part of it, and a parameter, as a part of all that it was changed by.
 
-Mostly that was 1e-7 and 1e-6; but where two places of a max-pool differ by roundings the gradient takes another way,
-and in the CNN both engines of ours differ from PyTorch in the same way, by 4e-5 and 0.04.
+That was 5e-7 and 0.004 at most, but for the CNN: where two places of a max-pool differ by roundings only, the gradient
+takes another way, and both of our engines differ from PyTorch in the same way, by 4e-5 and 0.04.
 """
 
 
@@ -76,10 +77,11 @@ def julia_worker(julia: Julia) -> Iterator[Worker]:
 def as_pytorch(ours: Any, torch_worker: Any, name: str, size: str) -> None:
     expected, wanted, before = trained(torch_worker, name, size)
     losses, params, _ = trained(ours, name, size)
-    np.testing.assert_allclose(losses, expected, rtol=LOSSES)
+    apart, moved_apart = (LOSSES_OF_CNN, MOVED_OF_CNN) if name == "cnn" else (LOSSES, MOVED)
+    np.testing.assert_allclose(losses, expected, rtol=apart)
     for parameter, value in wanted.items():
         moved = np.abs(value - before[parameter]).sum()
-        assert np.abs(params[parameter] - value).sum() <= MOVED * moved, f"{parameter} differs from PyTorch's"
+        assert np.abs(params[parameter] - value).sum() <= moved_apart * moved, f"{parameter} differs from PyTorch's"
 
 
 @pytest.mark.parametrize(("name", "size"), NETWORKS)

@@ -189,28 +189,29 @@ def test_many_steps_at_once_move_what_so_many_single_ones_do(rng, first, betas, 
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-4, 0.001, 0.01, 0.1, 3.0])
-@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.99), (0.97, 0.95)])
-def test_no_parameter_is_far_from_what_single_steps_make_of_it(rng, rate, betas):
-    """At any learning rate, after gradients that were rare or frequent, large or about as small as eps."""
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.99), (0.97, 0.95), (0.9, 0.99)])
+@pytest.mark.parametrize("rises", [None, 16, 30])
+def test_no_parameter_is_far_from_what_single_steps_make_of_it(rng, rate, betas, rises):
+    """At any learning rate, that of a warm-up too, after gradients rare or frequent, large or about as small as eps."""
     count, size = lazy_updates.WINDOW, 4000
     optimizer = Adam(rate, betas)
     optimizer.bind(np.zeros(1))
     p, m, v, s = np.zeros((4, size))
     scale, often = 10.0 ** rng.uniform(-12, 1, size), rng.uniform(0, 1, size)
-    for step in range(1, 200):
-        optimizer.steps = step
-        optimizer.update(p, scale * rng.standard_normal(size) * (rng.uniform(0, 1, size) < often), s, m, v)
-    found = [np.zeros((size, 1)), m[:, np.newaxis].copy(), v[:, np.newaxis].copy()]
-    p[:] = 0
-    factors = []
-    for step in range(200, 200 + count):
-        optimizer.steps = step
-        factors.append(optimizer.factors())
-        optimizer.update(p, np.zeros(size), s, m, v)
+    state, factors = [], []
+    for step in range(200 + count):
+        optimizer.steps = step + 1
+        optimizer.learning_rate = rate / 100 if rises is not None and step < 200 + rises else rate
+        gradient = scale * rng.standard_normal(size) * (rng.uniform(0, 1, size) < often)
+        if step >= 200:
+            factors.append(optimizer.factors())
+            gradient[:] = 0
+            state.append([x[:, np.newaxis].copy() for x in (p, m, v)])
+        optimizer.update(p, gradient, s, m, v)
     now = lazy_updates.pending_updates(factors, betas, np.dtype(np.float64))
-    lazy_updates._apply(now, 0, found, *np.empty((2, size, 1)))
-    assert np.abs(found[0][:, 0] - p).max() <= lazy_updates.MOST_APART
-    assert (np.abs(p).max() > rate) == (rate > 0)
+    for since, found in enumerate(state):
+        lazy_updates._apply(now, since, found, *np.empty((2, size, 1)))
+        assert np.abs(found[0][:, 0] - p).max() <= lazy_updates.MOST_APART
     assert rate > 0.001 or betas != (0.9, 0.999) or len(now.divisions) < 5
 
 

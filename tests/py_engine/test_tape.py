@@ -7,7 +7,7 @@ import re
 import threading
 import tracemalloc
 from dataclasses import fields, replace
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -69,6 +69,26 @@ def training_tape(function=loss, techniques=Techniques(), results=None, dtype=np
 
 
 # Poison and techniques ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_ops_share_the_memory_that_they_need_while_they_are_computed(rng, shares):
+    x, weights = rng.standard_normal((4, 3, 9, 9)), [rng.standard_normal((3, 3, 3, 3)) for _ in range(6)]
+
+    def convolutions(x, count):
+        for weight in weights[:count]:
+            x = ops.conv(x, weight, padding=1)
+        return x
+
+    taken = []
+    for count in (1, 2, 6):
+        found = pe.compile(partial(convolutions, count=count), Techniques(reuse_memory=shares))
+        np.testing.assert_array_equal(found(x), convolutions(pe.Tensor(x), count).numpy())
+        ((tape, _),) = found.tapes.values()
+        taken.append(sum(memory.nbytes for memory in tape._scratch))
+        tape.poison(0xFF)
+        np.testing.assert_array_equal(found(x), convolutions(pe.Tensor(x), count).numpy())
+    assert taken[0] > 0 and taken[1:] == ([taken[0]] * 2 if shares else [2 * taken[0], 6 * taken[0]])
 
 
 @pytest.mark.parametrize("function", [loss, sequences])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from types import NoneType
@@ -18,7 +19,7 @@ from py_engine.ad.containers import Structure, flatten, unflatten
 from py_engine.ad.op import Shape, as_tensor
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE, entering, restoring
-from py_engine.ad.techniques import Techniques
+from py_engine.ad.techniques import SUMS, Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, ReplayError, TraceError
@@ -52,9 +53,9 @@ class Compiled:
     function itself is called instead: its results are then tensors that can be differentiated.
     """
 
-    def __init__(self, function: Function, techniques: Techniques = Techniques()) -> None:  # noqa: B008
+    def __init__(self, function: Function, techniques: Techniques = SUMS) -> None:
         self.function = function
-        self.techniques = techniques
+        self.techniques = replace(techniques, winograd=False)
         self.tapes: dict[Signature, tuple[Tape, Pack]] = {}
         self._scalars: dict[int, tuple[Tape, Scalar, Pack]] = {}  # by the number of float64 arguments
         self._lock = threading.RLock()  # a tape belongs to one thread at a time; a custom rule may call this again
@@ -132,7 +133,7 @@ class Compiled:
         )
 
 
-def compile(function: Function, techniques: Techniques = Techniques()) -> Compiled:  # noqa: B008
+def compile(function: Function, techniques: Techniques = SUMS) -> Compiled:
     """Return `function` as a replayed tape; `compile(grad(f))` and `compile(value_and_grad(f))` work as well.
 
     See `Compiled` for what is fixed by tracing. Arguments are given by position.

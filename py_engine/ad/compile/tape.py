@@ -38,7 +38,7 @@ from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
 from py_engine.ad.program import Program, simplify
 from py_engine.ad.reverse import topological_sort
 from py_engine.ad.state import STATE, entering, restoring
-from py_engine.ad.techniques import Techniques
+from py_engine.ad.techniques import SUMS, Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
@@ -98,7 +98,7 @@ class Tape:
         self,
         program: Program,
         results: Mapping[int, Array] | None = None,
-        techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
+        techniques: Techniques = SUMS,
         is_rewritten: bool = False,
     ) -> None:
         if not is_rewritten:
@@ -437,7 +437,8 @@ def rewritten(program: Program, techniques: Techniques) -> Program:
     if techniques.simplify:
         program = simplify(program)
     if techniques.fuse:
-        fused = fuse(program)
+        with entering(techniques=techniques):
+            fused = fuse(program)
         if fused is not program:
             program = simplify(fused) if techniques.simplify else fused
     return program

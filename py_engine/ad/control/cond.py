@@ -18,7 +18,7 @@ from py_engine.ad.ops.shape import aligned
 from py_engine.ad.program import Program, close_over, nested_trace, without_inner
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, restoring
-from py_engine.ad.techniques import Techniques
+from py_engine.ad.techniques import SUMS, Techniques
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.ad.transforms import Function
 from py_engine.ad.vmap import batched, batched_program
@@ -231,7 +231,7 @@ def _tangent(program: Program, given: Sequence[bool]) -> Closed:
 
 def _kernel(chosen: Array, *arrays: Array, branches: Branches, techniques: Techniques | None = None) -> None:
     first = len(arrays) - len(branches.kinds)
-    branches.run(bool(chosen), arrays[:first], arrays[first:], techniques or STATE.techniques or Techniques())
+    branches.run(bool(chosen), arrays[:first], arrays[first:], techniques or STATE.techniques or SUMS)
 
 
 def _bind(arrays: Sequence[Array], *rest: Any, **attrs: Any) -> Sequence[Call]:

@@ -28,7 +28,7 @@ from py_engine.ad.ops.shape import all_mapped
 from py_engine.ad.program import Program, close_over, nested_trace, without_inner
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, restoring
-from py_engine.ad.techniques import Techniques
+from py_engine.ad.techniques import SUMS, Techniques
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.ad.vmap import batched_program
@@ -526,7 +526,7 @@ def zeros(shape: Shape, dtype: Any) -> Tensor:
 
 def _kernel(*arrays: Array, loop: Loop, keep: bool, techniques: Techniques | None = None) -> None:
     first = len(arrays) - len(loop.results) - (loop.carries if keep else 0)
-    loop.run(arrays[:first], arrays[first:], techniques or STATE.techniques or Techniques())
+    loop.run(arrays[:first], arrays[first:], techniques or STATE.techniques or SUMS)
 
 
 def _bind(arrays: Sequence[Array], *rest: Any, **attrs: Any) -> Sequence[Call]:

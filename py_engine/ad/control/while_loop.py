@@ -26,7 +26,7 @@ from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import aligned, all_mapped, for_each
 from py_engine.ad.program import Program, close_over, nested_trace, traced, without_inner
 from py_engine.ad.state import LEVELS, STATE, restoring
-from py_engine.ad.techniques import Techniques
+from py_engine.ad.techniques import SUMS, Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Node, Tensor
 from py_engine.ad.transforms import Function
 from py_engine.ad.vmap import batched, batched_program
@@ -199,7 +199,7 @@ def _step(tape: Tape, carries: int) -> None:
 
 
 def _techniques(techniques: Techniques | None) -> Techniques:
-    return techniques or STATE.techniques or Techniques()
+    return techniques or STATE.techniques or SUMS
 
 
 def _bound(kernel: Callable[..., None]) -> Callable[..., Sequence[Call]]:

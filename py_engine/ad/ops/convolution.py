@@ -6,8 +6,9 @@ with channels first: x (N, C, *lengths), weight (F, C / groups, *kernel), y (N, 
 the weight, so three ops are closed under differentiation: `conv` and its two gradients, each the derivative of the
 others.
 
-All are matrix products with *columns* (im2col): the windows of x, copied in one strided call into a buffer of the
-op's own whose rows are in the order (channel, kernel position) of the weight.
+All are matrix products with *columns* (im2col): the windows of x, copied in one strided call into a buffer of the op,
+whose rows are in the order (channel, kernel position) of the weight. In training steps some are by Winograd's
+algorithm instead (`ad.ops.winograd`).
 """
 
 from __future__ import annotations
@@ -299,7 +300,8 @@ def _by_winograd(
     Args:
         weight: (F, C / groups, *kernel).
     """
-    if not (STATE.winograd and groups == 1 and max(*stride, *dilation) == 1 and x.dtype == weight.dtype == np.float32):
+    on = STATE.techniques is not None and STATE.techniques.winograd
+    if not (on and groups == max(*stride, *dilation) == 1 and x.dtype == weight.dtype == np.float32):
         return None
     axes = winograd.axes_of(x.shape[2:], outputs, [before for before, _ in padding], weight.shape[2:])
     if (
