@@ -265,7 +265,7 @@ function costs(trainer::Trainer{T}) where {T}
     try
         together(team) do k
             if team.size > 1 && shared !== nothing
-                found[1] = shared_costs(shards[1], shared, parts[1], team, k, found[1])
+                k == 1 ? (found[1] = shared_costs(shards[1], shared, parts[1], team)) : share_products!(shared, team, k)
             else
                 for j in k:team.size:n
                     found[j] = AD.costs(shards[j].tape, parts[j])
@@ -290,19 +290,10 @@ end
 const REPEATS = 3
 
 """
-What `AD.costs` gives for a tape whose products the team shares, timed by the first thread, which does all else; the other threads
-only do their parts of the products, and return `none`.
+What `AD.costs` gives for a tape whose products the team shares, timed by the first thread, which does all else; the other threads do
+`share_products!`.
 """
-function shared_costs(shard::Shard{T}, shared::AD.Kernels.SharedCode{T}, parts::Vector{AD.TimedPart}, team::Team, k::Int,
-        none::Vector{Tuple{Float64,Int}}) where {T}
-    if k > 1
-        for _ in 1:REPEATS, j in 1:length(shared.stages)-1
-            meet!(team) || return none
-            AD.Kernels.execute_product!(shared, k, j)
-            meet!(team) || return none
-        end
-        return none
-    end
+function shared_costs(shard::Shard{T}, shared::AD.Kernels.SharedCode{T}, parts::Vector{AD.TimedPart}, team::Team) where {T}
     code = AD.Kernels.of_type(shard.tape.code, T)
     products = Dict{UnitRange{Int},Tuple{Int,UnitRange{Int}}}()  # those that are shared out, by the instructions of their op
     for part in parts
@@ -321,6 +312,16 @@ function shared_costs(shard::Shard{T}, shared::AD.Kernels.SharedCode{T}, parts::
         AD.Kernels.execute!(code, last(product) + 1, last(op))
         return nothing
     end)
+end
+
+"""What thread `k`, not the first, does meanwhile: its parts of the products."""
+function share_products!(shared::AD.Kernels.SharedCode, team::Team, k::Int)
+    for _ in 1:REPEATS, j in 1:length(shared.stages)-1
+        meet!(team) || return nothing
+        AD.Kernels.execute_product!(shared, k, j)
+        meet!(team) || return nothing
+    end
+    return nothing
 end
 
 """
