@@ -115,14 +115,6 @@ def work_of(task: Task) -> Work:
     )
 
 
-def flops_by_op(task: Task) -> dict[tuple[str, str], int]:
-    """Operations of a step by op and layer, before anything is fused."""
-    found: dict[tuple[str, str], int] = {}
-    for one in _traced(task)[1].equations:
-        found[one.op.name, one.scope] = found.get((one.op.name, one.scope), 0) + one.flops
-    return found
-
-
 def _traced(task: Task) -> tuple[network.Chain, Program, list[str]]:
     """The network of a training, its step before anything is fused, and the parameters that are trained."""
     chain = build_chain(task.spec, task.dtype)
@@ -281,9 +273,12 @@ def memory_sizes(work: Work) -> tuple[int, ...]:
     return SIZES[level : level + 2]
 
 
-def measure(work: Work, dtype: str, threads: int) -> Rates:
-    """Measure this machine, as far as this work needs it: in numpy, and in Julia where there is one."""
-    sizes = memory_sizes(work)
+def measure(work: Work, dtype: str, threads: int, sizes: Sequence[int] | None = None) -> Rates:
+    """Measure this machine in numpy, and in Julia where there is one.
+
+    Of memory the rates of these sizes are measured, or those that this work needs.
+    """
+    sizes = sizes or memory_sizes(work)
     given = {"dtype": dtype, "threads": threads, "sizes": sizes, "samples": SAMPLES, "seconds": SECONDS}
     code = _START + "from experiments.measures.roofline import main; main(start)"
     variables = environment(threads)
