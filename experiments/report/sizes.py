@@ -184,8 +184,9 @@ def sizes_held(view: View) -> Table:
             "The op that takes most of the step, or the update, with its part of the step, and the share of its time "
             "that the machine would need for its operations and bytes. Fused ops count as one, with what all of them "
             "do. All are timed as they run, beside those of the other threads. An op at its limit is as fast as the "
-            "highest rate that was measured of this machine, or faster by less than such rates vary. The rest of a step "
-            "is gathering rows, looking for NaN and waiting; runs from before it was recorded have no share of the limit."
+            "highest rate that was measured of this machine, or faster by less than such rates vary. The rest of a "
+            "step is gathering rows, looking for NaN and waiting; runs from before it was recorded have no share of "
+            "the limit."
             if rows
             else "Every step is within its bound."
         ],
