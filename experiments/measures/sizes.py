@@ -129,7 +129,8 @@ def run(given: Assignment) -> Parts:
                     out.add(name)
                     facts.append(about | {"missing": str(error)})
             most = MOST_DEVIATION.get(task.optimizer.name, max(MOST_DEVIATION.values()))
-            deviations = compared(losses, most, f"{spec.name}, mini-batches of {batch}")
+            ready = {name: losses[name] for name in seconds if name not in failures}
+            deviations = compared(ready, most, f"{spec.name}, mini-batches of {batch}")
             rows += all_rounds(workers, seconds, here, asked["rounds"], asked["milliseconds"], failures, given.watcher)
             for about in facts:
                 name = about["engine"]
