@@ -221,10 +221,11 @@ class Costed(Protocol):
     """A session that can say where the time of its last planned step goes, and what its threads do."""
 
     def costs(self) -> list[tuple[str, str, float, int, int]]:
-        """Op, layer, seconds, bytes moved and operations (0: not known) of each op of a step, and of the update.
+        """Op, layer, seconds, bytes moved and operations of each op of a step, and of the update.
 
         They are timed as they run, beside those of the other threads: the sum of the seconds is a step's, but for
-        gathering the rows, looking for NaN, and waiting.
+        gathering the rows, looking for NaN, and waiting. Operations are those of the op as it runs, of a fused op those
+        of all that it does; at least the multiplications and additions of its products count.
         """
         ...
 

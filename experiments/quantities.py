@@ -185,7 +185,7 @@ def _last_race(view: View, engine: str) -> pd.DataFrame:
 def limit_shares(rounds: pd.DataFrame) -> pd.Series:
     """Of each round of an engine which share of its step the machine's limit is; empty where that was not measured.
 
-    Raises `BelowLimitError` for a step below its limit; see `experiments.measures.roofline`.
+    Raises `BelowLimitError` for a step too far below its limit; see `experiments.measures.roofline`.
     """
     limited = rounds.dropna(subset=["limit_microseconds"])
     steps = zip(

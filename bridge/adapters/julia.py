@@ -345,7 +345,7 @@ class JuliaSession(EntrySession):
         """See `Costed.costs`."""
         lines = str(self._runtime.evaluate(f"TwinGrad.Entry.costs({self._number})")).splitlines()
         found = (line.split("\t") for line in lines)
-        return [(op, layer, float(seconds), int(moved), 0) for op, layer, seconds, moved in found]
+        return [(op, layer, float(seconds), int(moved), int(flops)) for op, layer, seconds, moved, flops in found]
 
     def threads_in_step(self) -> str:
         """See `Costed.threads_in_step`."""

@@ -110,25 +110,29 @@ def measure(
     }
 
 
-def warm(worker: Worker, task: Task) -> float:
+def warm(worker: Worker, task: Task, losses: list[float] | None = None) -> float:
     """Train until the time of a step is steady: the seconds of one.
 
-    The first steps compile, and in a fresh process the next hundred are still slower than those that follow.
+    The first steps compile, and in a fresh process the next hundred are still slower than those that follow. Every
+    engine's steps begin with the same mini-batches; the losses are added to `losses`, if it is given.
     """
-    chunk(worker, task, STEPS_LEAST)
+    chunk(worker, task, STEPS_LEAST, losses)
     steps, spent = STEPS_LEAST, 0.0
     while True:
-        seconds = chunk(worker, task, steps)
+        seconds = chunk(worker, task, steps, losses)
         spent += seconds * steps
         if spent >= CHUNK_SECONDS or steps == STEPS_MOST:
             return seconds
         steps = min(2 * steps, STEPS_MOST)
 
 
-def chunk(worker: Worker, task: Task, steps: int) -> float:
-    """Train some steps: the seconds of one."""
+def chunk(worker: Worker, task: Task, steps: int, losses: list[float] | None = None) -> float:
+    """Train some steps: the seconds of one. Their losses are added to `losses`, if it is given."""
     order = task.work.order(task.seed, 1, steps * task.batch_size)
-    return task.train(worker, order)[1] / steps
+    found, seconds = task.train(worker, order)
+    if losses is not None:
+        losses += found.tolist()
+    return seconds / steps
 
 
 def _allocated(worker: Worker, task: Task) -> int:

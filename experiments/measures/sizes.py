@@ -2,9 +2,14 @@
 
 Each run is of one network and number of threads, and of all engines, each in one process. For each size of mini-batch,
 the smallest first, the engines build one after the other, while all others are stopped, and train until their steps
-are steady. Then they alternate: in a round each trains as many steps as take it about `sizes_milliseconds`, one at
-least. A framework whose steps take over `SLOW` times as long as the fastest one's takes part in every third round: it
-can't be the best peer.
+are steady. All start from the same weights and are given the same mini-batches in the same order; the losses of their
+first `COMPARED` steps are compared with PyTorch's, and a run in which they differ by more than `MOST_DEVIATION` fails.
+
+Then they alternate: in a round each trains as many steps as take it about `sizes_milliseconds`, one at least. A
+framework whose steps take over `SLOW` times as long as the fastest one's takes part in every third round only. Whether
+it does is decided again after each round, by the median of its steps so far; and rounds are added until each framework
+that is not so slow has been in as many as were asked for. So the fastest framework has been in all of them, even one
+that was slow at first.
 
 Start-up is what `build` and the first step take, once the engine is imported and its runtime has started, whose seconds
 are counted apart. Memory is the peak since before the first `build`, over the level there. An engine that can say what
@@ -19,7 +24,7 @@ import dataclasses
 import itertools
 import statistics
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,7 +38,7 @@ from experiments.measures import roofline
 from experiments.measures.ablation import warm
 from experiments.measures.measure import Measure
 from experiments.measures.race import failing
-from experiments.measures.task import Assignment, Parts, RunError, Task
+from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
 from experiments.run_arrays import RunArrays
 from experiments.slots import rotated
 
@@ -48,14 +53,25 @@ GIVE_UP = 180.0
 MILLISECONDS = 50
 """How long the steps of a round take, where the paper's file says nothing."""
 STEPS_MOST = 1000
-REST = "gathering and waiting"
-"""What is neither in an op of a step nor in the update."""
 SLOW, SPARSE = 2.0, 3
 """From how many times the fastest framework's time on another takes part in only every so many rounds."""
+BASE, COMPARED = "torch", 5
+"""The engine whose losses the others' are compared with, and of how many steps, which all engines take."""
+MOST_DEVIATION = {"sgd": 1e-4, "adam": 1e-3}
+"""By how much a loss may differ from PyTorch's, by optimizer, in float32; see `compared`.
+
+The largest differences that were measured in networks of all families are 4e-6 with SGD and 2e-5 with Adam, most are
+1e-7. Adam's first steps move every parameter by about the learning rate, so that a rounded gradient near zero may turn
+a whole step. Five steps by SGD change some losses by less than a hundredth: with a larger limit a wrong learning rate
+would not be noticed.
+"""
+ABOVE_LIMIT, MEASURED_AGAIN = 1.25, 3
+"""How many times the machine's highest rate a call may reach: rates of a machine that others use, too, vary by a tenth
+and more. Above the highest rate, the machine is measured again at most so often; above this, an error says so."""
 
 FACTS = (
     *("first", "start_seconds", "memory_bytes", "import_seconds", "level_bytes"),
-    *("kernel", "kernel_share", "kernel_limit_share", "threads_in_step", "missing"),
+    *("kernel", "kernel_share", "kernel_limit_share", "rest_share", "threads_in_step", "loss_deviation", "missing"),
 )
 """What the tidy table has of an engine, a network and a size of mini-batch, beside its rounds."""
 LIMITS = ("limit_microseconds", "limited_by")
@@ -63,6 +79,10 @@ LIMITS = ("limit_microseconds", "limited_by")
 
 class GaveUpError(RunError):
     """An engine was not ready in time."""
+
+
+class OtherLossesError(RunError):
+    """An engine trains otherwise than PyTorch does."""
 
 
 def run(given: Assignment) -> Parts:
@@ -80,11 +100,16 @@ def run(given: Assignment) -> Parts:
         tasks = {batch: replace(task, batch_size=batch) for batch in sorted(asked["batches"])}
         works = {batch: roofline.work_of(here) for batch, here in tasks.items()}
         one_of_them = next(iter(works.values()))  # whose parameters are those of all
-        rates = roofline.measure(one_of_them, task.dtype, given.threads)
+
+        def measured() -> roofline.Rates:
+            return roofline.measure(one_of_them, task.dtype, given.threads, roofline.SIZES)
+
+        rates = measured()
         workers: dict[str, Worker] = {}
         levels: dict[str, int] = {}
         for batch, here in tasks.items():
             seconds: dict[str, float] = {}
+            losses: dict[str, list[float]] = {}
             for name in given.engines:
                 if name in out or name in failures or (name == COMPILED and batch != asked["compiled"]):
                     continue
@@ -94,8 +119,8 @@ def run(given: Assignment) -> Parts:
                         if name not in workers:
                             workers[name] = stack.enter_context(given.slot.start(name, given.threads))
                             about |= {"first": 1, "import_seconds": workers[name].import_seconds}
-                        about["start_seconds"] = begin(workers[name], here, levels)
-                        seconds[name] = warm(workers[name], here)
+                        about["start_seconds"], losses[name] = begin(workers[name], here, levels)
+                        seconds[name] = warm(workers[name], here, losses[name])
                         about["level_bytes"] = levels[name]
                         about["memory_bytes"] = workers[name].peak_rss() - levels[name]
                         workers[name].pause()
@@ -103,12 +128,14 @@ def run(given: Assignment) -> Parts:
                 except (GaveUpError, SpecError) as error:
                     out.add(name)
                     facts.append(about | {"missing": str(error)})
-            for number in range(asked["rounds"] + 1):  # round 0 warms up
-                found = list(in_round(number, workers, seconds, here, asked["milliseconds"], failures))
-                rows += found if number else []
-                given.watcher.step()
+            most = MOST_DEVIATION.get(task.optimizer.name, max(MOST_DEVIATION.values()))
+            ready = {name: losses[name] for name in seconds if name not in failures}
+            deviations = compared(ready, most, f"{spec.name}, mini-batches of {batch}")
+            rows += all_rounds(workers, seconds, here, asked["rounds"], asked["milliseconds"], failures, given.watcher)
             for about in facts:
                 name = about["engine"]
+                if about["batch"] == batch and name in deviations:
+                    about["loss_deviation"] = deviations[name]
                 own = [row for row in rows if (row["engine"], row["batch"]) == (name, batch)]
                 # With few rounds a slow framework may have taken part in none.
                 if about["batch"] == batch and name in seconds and name not in failures and own:
@@ -116,19 +143,32 @@ def run(given: Assignment) -> Parts:
                         workers[name].resume()
                         blas[name] = workers[name].linear_algebra()
                         step = statistics.median(row["microseconds_per_step"] for row in own) / 1e6
-                        about |= slowest(workers[name].costs(), step, here)
+                        about |= slowest(workers[name].costs(), step)
                         about["threads_in_step"] = workers[name].threads_in_step() or None
                         workers[name].pause()
             yield {"sizes": rows, "blas": blas, "failures": failures}
-    rates = rates.best(roofline.measure(one_of_them, task.dtype, given.threads))
+    for _ in range(MEASURED_AGAIN):
+        rates = rates.best(measured())
+        against = [_against(about, rates) for about in facts]
+        if all(about.get("kernel_limit_share", 0) <= 1 for about in against):
+            break
     yield {
-        "facts": [_against(about, rates) for about in facts],
+        "facts": against,
         "limits": {str(batch): roofline.Limit(work, rates).record() for batch, work in works.items()},
     }
+    for about in against:
+        if (reached := about.get("kernel_limit_share", 0)) > ABOVE_LIMIT:
+            raise roofline.BelowLimitError(
+                f"engine {about['engine']}: {about['kernel']} in mini-batches of {about['batch']} reaches "
+                f"{reached:.2f} times the highest rate of this machine: its time, its operations or the machine is "
+                "measured wrong; run it again on an idle machine"
+            )
 
 
-def begin(worker: Worker, task: Task, levels: dict[str, int]) -> float:
-    """Build and take a first step: the seconds of both. GaveUpError after `GIVE_UP` of them; the worker is ended then.
+def begin(worker: Worker, task: Task, levels: dict[str, int]) -> tuple[float, list[float]]:
+    """Build and take a first step: the seconds of both, and its loss.
+
+    Raises GaveUpError after `GIVE_UP` seconds; the worker is ended then.
 
     `levels` keeps the resident memory of each engine's process before its first `build`.
     """
@@ -140,7 +180,34 @@ def begin(worker: Worker, task: Task, levels: dict[str, int]) -> float:
     with giving_up(worker):
         seconds = task.build(worker)
         task.preload(worker)
-        return seconds + task.train(worker, task.work.order(task.seed, 1, task.batch_size))[1]
+        # Other rows than those of the steps that follow: of those of one step alone the loss is soon zero.
+        losses, more = task.train(worker, task.work.order(task.seed, 2, task.batch_size))
+        return seconds + more, losses.tolist()
+
+
+def compared(losses: Mapping[str, Sequence[float]], most: float, where: str) -> dict[str, float]:
+    """By how much the losses of each engine's first steps differ from PyTorch's at most.
+
+    That is relative to PyTorch's loss, or to its first one where that is larger: a loss near zero is a difference of
+    larger numbers, whose roundings do not become smaller with it. Empty without PyTorch. `losses` are those of the same
+    steps from the same weights; `where` is for the message.
+
+    Raises:
+        OtherLossesError: by more than `most`, or one of them is not finite.
+    """
+    found: dict[str, float] = {}
+    for name, own in losses.items() if losses.get(BASE) else ():
+        for step, (loss, expected) in enumerate(zip(own[:COMPARED], losses[BASE], strict=False), start=1):
+            deviation = abs(loss - expected) / max(abs(expected), abs(losses[BASE][0]))
+            if not deviation <= most:  # nor is NaN
+                raise OtherLossesError(
+                    f"engine {name} trains otherwise than PyTorch: {where}, step {step}: loss {loss:.8g}, PyTorch's "
+                    f"{expected:.8g}, from the same weights and rows: they differ by {deviation:.2g}, and may by "
+                    f"{most:g}, relative to it or to the first"
+                )
+            if name != BASE:
+                found[name] = max(found.get(name, 0.0), deviation)
+    return found
 
 
 @contextmanager
@@ -164,6 +231,44 @@ def giving_up(worker: Worker) -> Iterator[None]:
         timer.cancel()
 
 
+def all_rounds(
+    workers: Mapping[str, Worker],
+    seconds: dict[str, float],
+    task: Task,
+    rounds: int,
+    milliseconds: float,
+    failures: dict[str, str],
+    watcher: Watcher,
+) -> list[dict[str, Any]]:
+    """As many rounds as were asked for, after one that warms up, and those that a framework lacks which is not so slow.
+
+    `seconds` are those of a step, known from before; they become the medians of the rounds.
+    """
+    rows: list[dict[str, Any]] = []
+    taken: dict[str, list[float]] = {}
+    for number in itertools.count():
+        found = list(in_round(number, workers, seconds, task, milliseconds, failures, number > rounds))
+        if number <= rounds:
+            watcher.step()
+        if number == 0:
+            continue
+        rows += found
+        for row in found:
+            taken.setdefault(row["engine"], []).append(row["microseconds_per_step"] / 1e6)
+        seconds |= {name: statistics.median(own) for name, own in taken.items()}
+        known = {name: value for name, value in seconds.items() if name not in failures}
+        # Each that lacks some takes part in the next round.
+        if number >= rounds and all(len(taken.get(name, ())) >= rounds or is_slow(name, known) for name in known):
+            break
+    return rows
+
+
+def is_slow(name: str, seconds: Mapping[str, float]) -> bool:
+    """Whether an engine is a framework whose steps take so long that it need not be in every round."""
+    fastest = min((taken for other, taken in seconds.items() if other not in roofline.OURS), default=0.0)
+    return name not in roofline.OURS and seconds[name] > SLOW * fastest
+
+
 def in_round(
     number: int,
     workers: Mapping[str, Worker],
@@ -171,11 +276,15 @@ def in_round(
     task: Task,
     milliseconds: float,
     failures: dict[str, str],
+    is_added: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Let each engine that takes part in a round train; `seconds` are those of a step, as far as known before."""
-    fastest = min((taken for name, taken in seconds.items() if name not in roofline.DIRECT), default=0.0)
-    for name in rotated([name for name in seconds if name not in failures], number):
-        if number % SPARSE and name not in roofline.DIRECT and seconds[name] > SLOW * fastest:
+    """Let each engine that takes part in a round train; `seconds` are those of a step, as far as known before.
+
+    In an added round no slow framework takes part.
+    """
+    known = {name: taken for name, taken in seconds.items() if name not in failures}
+    for name in rotated([*known], number):
+        if (is_added or number % SPARSE) and is_slow(name, known):
             continue
         steps = max(1, min(STEPS_MOST, round(milliseconds / 1e3 / seconds[name])))
         with failing(name, failures):
@@ -187,32 +296,41 @@ def in_round(
             yield {"engine": name, "batch": task.batch_size, "round": number, **step}
 
 
-def slowest(costs: list[tuple[str, str, float, int, int]], step: float, task: Task) -> dict[str, Any]:
+def slowest(costs: Sequence[tuple[str, str, float, int, int]], step: float) -> dict[str, Any]:
     """The op of a layer that takes most of a step, all its calls together, or the update; nothing without costs.
 
-    What neither accounts for is `REST`: gathering rows, looking for NaN, and what threads wait for.
+    `rest_share` is what neither ops nor the update account for: gathering rows, looking for NaN, and what threads wait
+    for. `calls` are the bytes and operations of each call.
     """
-    by_op: dict[tuple[str, str], tuple[float, int, int]] = {}
+    by_op: dict[tuple[str, str], list[tuple[float, int, int]]] = {}
     for op, layer, seconds, moved, flops in costs:
-        before = by_op.get((op, layer), (0.0, 0, 0))
-        by_op[op, layer] = before[0] + seconds, before[1] + moved, before[2] + flops
+        by_op.setdefault((op, layer), []).append((seconds, moved, flops))
     if not by_op:
         return {}
-    rest = max(0.0, step - sum(cost[0] for cost in by_op.values()))
-    by_op[REST, ""] = rest, roofline.work_of(task).batch, 0
-    (op, layer), (seconds, moved, flops) = max(by_op.items(), key=lambda item: item[1][0])
-    flops = flops or roofline.flops_by_op(task).get((op, layer), 0)
-    total = sum(cost[0] for cost in by_op.values())
-    name = f"{op} of {layer}" if layer else op
-    return {"kernel": name, "kernel_share": seconds / total, "kernel_seconds": seconds, "flops": flops, "moved": moved}
+    spent = {key: sum(seconds for seconds, *_ in calls) for key, calls in by_op.items()}
+    (op, layer), most = max(spent.items(), key=lambda item: item[1])
+    whole = max(step, sum(spent.values()))
+    return {
+        "kernel": f"{op} of {layer}" if layer else op,
+        "kernel_share": most / whole,
+        "rest_share": 1 - sum(spent.values()) / whole,
+        "kernel_seconds": most,
+        "calls": [(moved, flops) for _, moved, flops in by_op[op, layer]],
+    }
 
 
 def _against(about: Mapping[str, Any], rates: roofline.Rates) -> dict[str, Any]:
-    """What is known of an engine, with the share of its slowest op's time that the machine would need for it."""
+    """What is known of an engine, with the share of its slowest op's time that the machine would need for it.
+
+    That is for each call the longer of two times: of its operations at the highest rate of arithmetic, and of its bytes
+    at the highest rate of memory of so many bytes.
+    """
     if "kernel" not in about:
         return dict(about)
-    least = max(about["flops"] / rates.flops_per_second, about["moved"] / rates.bandwidth(about["moved"]))
-    return {**about, "kernel_limit_share": least / about["kernel_seconds"]}
+    found = {name: value for name, value in about.items() if name != "calls"}
+    least = sum(max(flops / rates.flops_per_second, moved / rates.bandwidth(moved)) for moved, flops in about["calls"])
+    moved, flops = (sum(numbers) for numbers in zip(*about["calls"], strict=True))
+    return {**found, "flops": flops, "moved": moved, "kernel_limit_share": least / about["kernel_seconds"]}
 
 
 def rows_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -320,5 +438,5 @@ MEASURE = Measure(
     ),
     records=rows_of,
     later=True,
-    later_columns=("import_seconds", "level_bytes", "threads_in_step"),
+    later_columns=("import_seconds", "level_bytes", "threads_in_step", "rest_share", "loss_deviation"),
 )

@@ -1,6 +1,7 @@
 """Tables and the figure of the study of several sizes: our engines beside the best peer and the machine's limit.
 
-The best peer of a network, a size of mini-batch and a number of threads is the framework with the least median step. A
+The best peer of a network, a size of mini-batch and a number of threads is the framework with the least median step; it
+has been in as many rounds as our engines, or no step is judged by it. A
 step of ours is held against a bound: the larger of its `TARGETS` share of the peer's step in the same round and `ROOM`
 times the machine's limit. It is within it unless the lower end of the interval of 95 % of the median over the rounds of
 step / bound is above 1.
@@ -16,7 +17,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from experiments.formats import MISSING, fixed, share, significant
+from experiments.formats import MISSING, fixed, power_of_ten, scientific, share, significant
+from experiments.measures.sizes import MOST_DEVIATION
 from experiments.report import figures as drawing
 from experiments.report import row_helpers, style
 from experiments.report.comparisons import described
@@ -32,7 +34,9 @@ TARGETS = {"numpy": 1.0, "julia": 0.8}
 """Our engines, and which share of the best peer's step theirs is to take at most."""
 ROOM = 1.1
 """How many times the limit a step may take however fast the peers are."""
+OF_KERNEL = ("kernel_limit_share", "rest_share")
 POINT = ["threads", "family", "size", "batch"]
+AT_LIMIT = "at its limit"
 ACROSS = 4
 """Panels side by side."""
 
@@ -65,7 +69,7 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
     if engine not in medians:
         return found
     of_engine = rows[rows["engine"] == engine].iloc[0]
-    found |= {name: of_engine[name] for name in ("kernel", "kernel_share", "kernel_limit_share", "threads_in_step")}
+    found |= {name: of_engine[name] for name in ("kernel", "kernel_share", *OF_KERNEL, "threads_in_step")}
     found |= {"step_us": float(medians[engine]), "limit_share": row_helpers.or_none(limit / medians[engine])}
     if found["peer"]:
         peer = steps[found["peer"]]
@@ -75,7 +79,8 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
         to_bound = of_median(quotients)
         ends = of_median(ratios) or (None, None)
         found |= {"ratio": float(ratios.median()), "ratio_low": ends[0], "ratio_high": ends[1]}
-        found["within"] = None if to_bound is None else bool(to_bound[0] <= 1)
+        paired = len(ratios) >= steps[engine].count()
+        found["within"] = bool(to_bound[0] <= 1) if paired and to_bound is not None else None
         found["to_bound"] = row_helpers.or_none(quotients.median())
     return found
 
@@ -100,11 +105,7 @@ def sizes(view: View) -> Table:
         view,
         (
             *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in TARGETS for name in per_engine)),
-            *(
-                f"{engine}_{name}"
-                for engine in TARGETS
-                for name in ("kernel_share", "kernel_limit_share", "threads_in_step")
-            ),
+            *(f"{engine}_{name}" for engine in TARGETS for name in ("kernel_share", *OF_KERNEL, "threads_in_step")),
         ),
         [
             column("limit [µs]", "limit_us", significant),
@@ -118,8 +119,25 @@ def sizes(view: View) -> Table:
             + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
             + f" and {ROOM:g} times the limit, by the lower end of the interval.",
             *counts,
+            *_losses(view),
         ],
     )
+
+
+def _losses(view: View) -> list[str]:
+    """By how much losses differ from PyTorch's at most, in one sentence; none where they were not compared."""
+    every = view.table("sizes")
+    known = every[every["loss_deviation"].notna()]
+    if not len(known):
+        return []
+    limits = " or ".join(f"{power_of_ten(limit)} ({name})" for name, limit in MOST_DEVIATION.items())
+    most = known.loc[known["loss_deviation"].astype(float).idxmax()]
+    return [
+        "From the same weights and mini-batches the losses of the first steps differ from PyTorch's by at most "
+        f"{scientific(most['loss_deviation'])} ({view.label(most['engine'])}, {most['family']}-{most['size']:g}, batch "
+        f"{int(most['batch'])}, threads {int(most['threads'])}). A run in which they differ by more than {limits} "
+        "fails."
+    ]
 
 
 def _columns_of(view: View, engine: str) -> list[Column]:
@@ -153,24 +171,38 @@ def sizes_held(view: View) -> Table:
     ]
     return table_of_points(
         view,
-        ("engine", "ratio", "threads_in_step", "kernel", "kernel_share", "kernel_limit_share"),
+        ("engine", "ratio", "threads_in_step", "kernel", "kernel_share", *OF_KERNEL),
         [
             column("engine", "engine", align="left"),
             column("ratio", "ratio", fixed),
             column("its threads", "threads_in_step", align="left"),
             column("op", "kernel", align="left"),
             column("of the step", "kernel_share", share),
-            column("of its limit", "kernel_limit_share", share),
+            Column("of its limit", _of_its_limit),
+            column("rest", "rest_share", share),
         ],
         rows,
         [
             "The op that takes most of the step, or the update, with its part of the step, and the share of its time "
-            "that the machine would need. All are timed beside those of the other threads; what is left of a step is "
-            "gathering rows and waiting."
+            "that the machine would need for its operations and bytes. Fused ops count as one, with what all of them "
+            "do. All are timed as they run, beside those of the other threads. An op at its limit is as fast as the "
+            "highest rate that was measured of this machine, or faster by less than such rates vary. The rest of a "
+            "step is gathering rows, looking for NaN and waiting; runs from before it was recorded have no share of "
+            "the limit."
             if rows
             else "Every step is within its bound."
         ],
     )
+
+
+def _of_its_limit(row: Row) -> str:
+    """The share of its limit of the op that takes most of a step.
+
+    Rows without a rest are of earlier runs, which took the operations of other ops for those of this one.
+    """
+    if empty(row["rest_share"]) or empty(row["kernel_limit_share"]):
+        return MISSING
+    return AT_LIMIT if row["kernel_limit_share"] >= 1 else share(row["kernel_limit_share"])
 
 
 @producer

@@ -409,8 +409,8 @@ function allocated(out::Ptr{Int64})::Cint
 end
 
 """
-What `NETWORK.costs` says of a session, as text: a line for each op, with tabs between op, layer, seconds and bytes. For who
-evaluates it, not an entry point.
+What `NETWORK.costs` says of a session, as text: a line for each op, with tabs between op, layer, seconds, bytes and operations.
+For who evaluates it, not an entry point.
 """
 costs(number::Integer) = join([join(cost, '\t') for cost in Base.invokelatest(NETWORK.costs, session(Int64(number)))], '\n')
 

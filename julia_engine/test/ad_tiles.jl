@@ -128,3 +128,21 @@ end
     draws = compile(grad(x -> sum(dropout(x, 0.5, Generator(1)) .* dropout(x, 0.5, Generator(2)))))
     @test draws(ones(1000)) == grad(x -> sum(dropout(x, 0.5, Generator(1)) .* dropout(x, 0.5, Generator(2))))(ones(1000))
 end
+
+@testset "a fused region is timed as it runs: in one part, tile by tile" begin
+    f = compile(x -> AD.scope(() -> sum(exp.(x .* 2) .* x .+ sin.(x)), "loss"))
+    x = fill(1.5f0, 500_000)
+    value_ = f(x)
+    tape = tape_for(f)
+    region = only(unique(values(tape.regions)))
+    parts = AD.timed_parts(tape)
+    part = only([part for part in parts if part.segment != 0])
+    @test [step.equation for step in part.steps] == region.equations && length(parts) < length(tape.steps)
+    title, layer = AD.title(part)
+    @test occursin("exp", title) && occursin(" + ", title) && layer == "loss"
+    outside = length(region.equations) - length(region.inside)
+    @test AD.bytes_moved(tape, part) == (1 + outside) * sizeof(x) + 4  # x, what is kept whole, and the number 2
+    costs = AD.costs(tape, parts)
+    @test length(costs) == length(parts) && all(seconds > 0 && operations == 0 for (seconds, operations) in costs)
+    @test f(x) == value_ && AD.costs(tape, parts; run=(_, _) -> nothing)[1][1] < 1
+end

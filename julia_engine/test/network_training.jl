@@ -603,9 +603,66 @@ end
     expected, _ = trained(0)
     actual, (costs, _) = trained(2)
     @test actual == expected
-    @test issubset(("dense", "dense2"), [layer for (_, layer, _, _) in costs])
+    @test issubset(("dense", "dense2"), [layer for (_, layer) in costs])
     @test costs[end][1] == "sums and update"
     @test all(seconds > 0 && bytes > 0 for (_, _, seconds, bytes) in costs)
+end
+
+"""The multiplications and additions that `costs` tells of, by op and layer, of the step of a chain on 8 samples."""
+function counted(layers, x; classes=10, techniques=AD.Techniques(), threads=1)
+    chain = Chain(layers...; dtype=Float32)
+    trainer = Trainer(chain; batch_size=8, threads=threads, techniques=techniques)
+    train_epoch!(trainer, x, rand(MersenneTwister(1), 1:classes, 8))
+    found = Dict{Tuple{String,String},Int}()
+    for (op, layer, _, _, operations) in NETWORK.costs(trainer)
+        found[op, layer] = get(found, (op, layer), 0) + operations
+    end
+    return found
+end
+
+@testset "a product costs two operations for each of its terms, whatever computes it and with whatever it is fused: fuse $fuse" for fuse in (true, false)
+    for units in (5, 64, 96)  # by BLAS, by tiles, and both
+        found = counted((Dense(20 => units, tanh), Dense(units => 10)), rand(Float32, 20, 8); techniques=AD.Techniques(fuse=fuse))
+        of_layer(layer) = sum(n for ((_, l), n) in found if l == layer)
+        @test of_layer("dense") == 2 * 2 * 20 * units * 8  # none by the input
+        @test of_layer("dense2") == 3 * 2 * units * 10 * 8
+        @test sum(values(found)) == of_layer("dense") + of_layer("dense2")
+        @test all(n == 0 for ((op, _), n) in found if !startswith(op, "matmul"))
+    end
+end
+
+@testset "products that threads share are counted once" begin
+    layers() = (Dense(600 => 2048, relu), Dense(2048 => 2048, relu), Dense(2048 => 10))
+    x = rand(MersenneTwister(2), Float32, 600, 8)
+    alone = counted(layers(), x)
+    for threads in 2:MANY
+        @test counted(layers(), x; threads=threads) == alone
+    end
+end
+
+@testset "a fused convolution and pool costs what its parts do" begin
+    x = rand(MersenneTwister(3), Float32, 14, 14, 3, 8)
+    layers() = (Conv2D(3 => 6, (5, 5), relu), MaxPool2D(2), Flatten(), Dense(6 * 25 => 10))
+    fused = counted(layers(), x)
+    product = 2 * 10 * 10 * 6 * 8 * 3 * 25  # for each pixel of each filter and sample
+    if any(op == "conv_pool" for (op, _) in keys(fused))
+        of(name) = only([n for ((op, _), n) in fused if op == name])
+        @test of("conv_pool") == of("conv_pool_weight_gradient") == product
+    end
+    plain = counted(layers(), x; techniques=AD.Techniques(fuse=false))
+    @test 2 * product <= sum(n for ((op, _), n) in plain if startswith(op, "conv")) < 2.2 * product  # tiles repeat some rows
+end
+
+@testset "a fused convolution and pool of sequences costs what is multiplied" begin
+    ids = rand(MersenneTwister(4), 1:30, 20, 8)
+    layers() = (Embedding(30 => 16), PermuteDims(2, 1), Conv1D(16 => 8, 3, relu), GlobalMaxPool(), Dense(8 => 10))
+    found = counted(layers(), ids)
+    names = [op for (op, _) in keys(found)]
+    if "sequence_pool" in names
+        of(name) = only([n for ((op, _), n) in found if op == name])
+        @test of("sequence_pool") == 2 * 18 * 8 * 8 * 48
+        @test 0 < of("sequence_pool_weight_gradient") <= 2 * 8 * 8 * 48  # of one step for each filter and sample, or none
+    end
 end
 
 @testset "streams of batches that have not come again are kept when a training is resumed twice" begin

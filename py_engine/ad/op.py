@@ -715,6 +715,11 @@ CHECKS: set[Callable[..., None]] = set()
 """The functions of all checks: a tape makes equal ones, of the same array, once."""
 
 
+COUNTED: dict[Callable[..., None], Callable[..., int]] = {}
+"""What takes a call's arguments and gives the multiplications and additions of the products in it, by the function that
+is called: of functions that multiply other matrices than they are given. See `compile.products.operations`."""
+
+
 def check_op(name: str, check: Callable[..., None], batch: Batch) -> Op:
     """Return an op that only checks: `check(*inputs, **attrs, where)` raises for values that are not accepted.
 

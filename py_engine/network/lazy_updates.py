@@ -118,6 +118,8 @@ class LazyUpdates:
         """Of the steps of the window."""
         self._gathered = self._written = np.zeros(0, np.intp)
         self._room = self._empty(0)
+        self.moved = 0
+        """Bytes that the last update read and wrote, the rows' gathering included."""
         self._unfinished: dict[int, tuple[slice, list[Array]]] = {}
         """By their first row, the rows that are being put in their places, and what they are to be."""
 
@@ -158,11 +160,14 @@ class LazyUpdates:
     def update(self) -> None:
         """Update the rows that are gathered, after `squares`, as the optimizer has updated the others."""
         self._share_out(self._update, len(self._gathered))
+        row = self._gradient.shape[1] * self._gradient.itemsize
+        self.moved = (2 * len(self._arrays) + 1) * row * len(self._gathered)
         self._factors.append(self._optimizer.factors())
         self._since[self._gathered] = len(self._factors)
         self._gathered = self._gathered[:0]
         if len(self._factors) == WINDOW:
             self.catch_up()
+            self.moved += 2 * len(self._arrays) * self._gradient.nbytes
 
     def _update(self, part: slice) -> None:
         ids = self._gathered[part]

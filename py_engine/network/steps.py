@@ -225,6 +225,13 @@ class Replay:
             for part in _dense_parts(first.gradient.layout, first.rows)
         ]
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that an update reads: those of all shards, and once of what they add rows to."""
+        gradient, rows = self.shards[0].gradient, self.shards[0].rows
+        dense = sum(gradient.vector[part].nbytes for part in _dense_parts(gradient.layout, rows))
+        return len(self.shards) * dense + sum(gradient.arrays[name].nbytes for name in rows if name != self.lazy)
+
     def work_in(self, team: Team) -> None:
         """Run in this team's threads from now on: a shard in each, or parts of the large products of a whole batch."""
         if len(self.shards) == 1:

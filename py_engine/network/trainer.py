@@ -150,7 +150,8 @@ class Trainer:
             f"{chain.takes_ids}.weight"  # the matrix with lazy updates, while its gradient is zeros
         )
         self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
-        self._updates: deque[float] = deque(maxlen=WINDOW)  # seconds of the last ones with that
+        # Of the last updates with that: seconds, and bytes that the rows move which are updated lazily.
+        self._updates: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
@@ -246,9 +247,12 @@ class Trainer:
         with self._streams.unchanged(), self._blas_threads(step.threads.ways[0].blas):
             found, sums = step.costs()
         if self._updates:
-            vectors = 2 * (1 + len(self.optimizer.state_names)) + len(step.shards)
-            seconds = sums + sum(self._updates) / len(self._updates) / self.accumulate
-            found.append(Cost(UPDATE, "", seconds, vectors * self.parameters.vector.nbytes, 0))
+            seconds, lazily = (sum(numbers) / len(self._updates) for numbers in zip(*self._updates, strict=True))
+            vectors = self.parameters.vector.nbytes
+            if step.lazy is not None and lazily:
+                vectors -= self.parameters.arrays[step.lazy].nbytes
+            moved = 2 * (1 + len(self.optimizer.state_names)) * vectors + step.gradient_bytes + int(lazily)
+            found.append(Cost(UPDATE, "", sums + seconds / self.accumulate, moved, 0))
         return found
 
     def threads_in_step(self) -> str:
@@ -412,7 +416,8 @@ class Trainer:
             lazy.clear()
             self._zeroed = name
             if self._updates:
-                self._updates[-1] += perf_counter() - begun
+                seconds, moved = self._updates[-1]
+                self._updates[-1] = seconds + perf_counter() - begun, moved
 
     def _run(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
@@ -465,7 +470,8 @@ class Trainer:
             if self.accumulate > 1:
                 self._pending = 0
                 self._total.vector[...] = 0
-        self._updates.append(perf_counter() - before)
+        moved = 0 if self._lazy is None else self._lazy.moved
+        self._updates.append((perf_counter() - before, moved))
 
     def _check(self, step: Step, loss: float, number: int) -> None:
         """Raise if the loss or the gradient is not finite, before they reach the parameters."""

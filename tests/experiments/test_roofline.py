@@ -175,8 +175,9 @@ def test_op_by_op_nothing_is_faster() -> None:
 
 
 def test_a_step_of_ours_below_its_limit_is_an_error_that_names_both() -> None:
-    with pytest.raises(BelowLimitError, match=r"^TwinGrad numpy: a step of 90.0 µs is below its limit of 100.0 µs"):
-        roofline.share("numpy", "TwinGrad numpy", 90.0, 100.0)
+    with pytest.raises(BelowLimitError, match=r"^TwinGrad numpy: a step of 24.0 µs is below a quarter of its limit of"):
+        roofline.share("numpy", "TwinGrad numpy", 24.0, 100.0)
+    assert roofline.share("numpy", "TwinGrad numpy", 80.0, 100.0) == 1.25, "by Winograd's algorithm"
     assert roofline.share("numpy", "TwinGrad numpy", 200.0, 100.0) == 0.5
     assert roofline.share("torch", "PyTorch", 80.0, 100.0) == 1.25, "its convolutions may have fewer multiplications"
 
@@ -188,7 +189,7 @@ def test_tables_refuse_such_a_step(view_of: Any, fake: Any) -> None:
         lambda: QUANTITIES["limit_share"].value(slow, "numpy"),
         lambda: limit_shares(slow.table("race", "julia")),
     ):
-        with pytest.raises(BelowLimitError, match="is below its limit"):
+        with pytest.raises(BelowLimitError, match="is below a quarter of its limit"):
             summary()
 
 

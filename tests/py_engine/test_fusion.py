@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import py_engine as pe
 from py_engine import Techniques, ops
 from py_engine.ad.compile import fusion
-from py_engine.ad.compile.tape import Tape
+from py_engine.ad.compile.tape import Tape, distinct_bytes
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import Literal, Tensor
@@ -173,6 +173,38 @@ def test_switching_it_off_changes_no_result(make, threads, rng):
         trainer.close()
     for on, off in zip(*results, strict=True):
         np.testing.assert_allclose(on, off, rtol=1e-9, atol=1e-12)
+
+
+def test_a_fused_op_costs_the_products_that_it_does(rng):
+    x, y = rng.integers(0, 11, (10, 20)), rng.integers(0, 4, 10)
+    trainer = Trainer(texts(), batch_size=10)
+    trainer.train_epoch(x, y)
+    flops = {cost.op: cost.flops for cost in trainer.costs() if cost.flops}
+    product = 2 * 3 * 3 * 40  # of a filter at each of the kernel's places with a word's vector, for each filter
+    assert flops["word_kernel_gradient"] == len(np.unique(x)) * product
+    # Filters are repeated side by side, with zeros around, and what they see at the edges of a text is not used.
+    assert x.size * product * 0.8 <= flops["word_phases"] <= x.size * product * 2
+    trainer.close()
+    trainer = Trainer(images(), batch_size=10)
+    trainer.train_epoch(rng.standard_normal((10, 1, 14, 14)), y)
+    products = {cost.op for cost in trainer.costs() if cost.flops >= 10_000}
+    assert "matmul" in products and not products & {"columns", "columns_gradient"}
+    trainer.close()
+
+
+def test_bytes_that_are_seen_several_times_are_moved_once():
+    x = np.zeros((6, 8))
+    windows = np.lib.stride_tricks.sliding_window_view(x, 3, 1)
+    for array, expected in (
+        (x, x.nbytes),
+        (x[:, ::2], x.nbytes // 2),
+        (x[::-1], x.nbytes),
+        (np.broadcast_to(x, (5, 6, 8)), x.nbytes),
+        (windows, x.nbytes),
+        (x[:0], 0),
+        (x[0, 0, ...], x.itemsize),
+    ):
+        assert distinct_bytes(np.asarray(array)) == expected
 
 
 @pytest.mark.parametrize("window", [fusion.LONGEST_WINDOW, fusion.LONGEST_WINDOW + 3])

@@ -322,6 +322,19 @@ def test_an_interrupt_after_all_rows_are_up_to_date_does_not_update_them_again(r
         np.testing.assert_array_equal(found[1][1][name], array)
 
 
+def test_an_update_moves_the_rows_that_are_looked_up_and_a_part_of_the_others(data, gathers):
+    moved = []
+    for lazy in (True, False):
+        chain = text_chain()
+        techniques = Techniques(lazy_updates=lazy)
+        trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001), techniques=techniques)
+        trainer.train_epoch(*data)
+        moved.append(trainer.costs()[-1].moved)
+    matrix = chain.parameters.arrays["embedding.weight"]
+    without = 2 * 3 * (chain.parameters.vector.nbytes - matrix.nbytes)
+    assert without < moved[0] < moved[1] and moved[1] >= 7 * matrix.nbytes
+
+
 def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, gathers):
     chains = [text_chain(), text_chain()]
     first, second = (Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001)) for chain in chains)

@@ -268,6 +268,18 @@ def test_training_is_the_same_up_to_roundings(batch, make: Callable[[Any], Chain
 
 
 @pytest.mark.usefixtures("always")
+def test_its_costs_are_the_products_that_it_computes(batch):
+    found = []
+    for on in (True, False):
+        layers = [Reshape(48, 16), Conv1D(48, 96, 5), Flatten(), Dense(96 * 12, 4)]
+        chain, how = Chain(*layers, seed=0), Techniques(winograd=on)
+        with contextlib.closing(Trainer(chain, batch_size=8, threads=1, techniques=how)) as trainer:
+            trainer.train_epoch(*batch)
+            found.append(sum(cost.flops for cost in trainer.costs() if cost.op.startswith("conv")))
+    assert 0 < found[0] < 0.8 * found[1]
+
+
+@pytest.mark.usefixtures("always")
 def test_predictions_are_by_sums(batch):
     """They are the same whether a step was by Winograd's algorithm or not."""
     x, _ = batch

@@ -246,24 +246,30 @@ gradient_shard(trainer::Trainer{T}, rows::Int) where {T} = make_shards(T, traine
 """
     costs(trainer)
 
-Op, layer, seconds and bytes moved of each op of the step of a whole mini-batch, timed as it runs beside those of the other
-threads, with the seconds divided by the threads that do the same or share it; the last is the update, with the sums of the
-threads' gradients. What else a step takes is for gathering the samples, looking for NaN, and waiting.
+Op, layer, seconds, bytes moved, and multiplications and additions of products, of each op of the step of a whole mini-batch. They
+are timed as they run: beside those of the other threads, with the seconds divided by the number of threads that do the same; a
+product that threads share by all of them; the ops of a fused region together, tile by tile. The last is the update, with the sums
+of the threads' gradients. What else a step takes is for gathering the samples, looking for NaN, and waiting.
 """
 function costs(trainer::Trainer{T}) where {T}
     choose_sparse!(trainer)
     shards = shards_for!(trainer, trainer.batch_size)
-    tapes, n = Tape[AD.untiled(shard.tape) for shard in shards], length(shards)
-    found = [Tuple{AD.Step,Float64}[] for _ in shards]
+    n, shared = length(shards), shards[1].shared
+    parts = [AD.timed_parts(shard.tape) for shard in shards]
+    found = [Tuple{Float64,Int}[] for _ in shards]
     alone = runs_alone(trainer) || threads_to_use(trainer.team.size) < trainer.team.size
-    team = n > 1 && !alone ? trainer.team : ALONE
+    team = alone || (n == 1 && shared === nothing) ? ALONE : trainer.team
     streams = kept_streams(trainer.streams)
     before = set_blas_threads(blas_threads(shards, trainer.threads))
     meet_in!(team, shards)
     try
         together(team) do k
-            for j in k:team.size:n
-                found[j] = AD.costs(tapes[j])
+            if team.size > 1 && shared !== nothing
+                k == 1 ? (found[1] = shared_costs(shards[1], shared, parts[1], team)) : share_products!(shared, team, k)
+            else
+                for j in k:team.size:n
+                    found[j] = AD.costs(shards[j].tape, parts[j])
+                end
             end
         end
     finally
@@ -271,15 +277,62 @@ function costs(trainer::Trainer{T}) where {T}
         set_blas_threads(before)
         put_back!(streams)
     end
-    each = Tuple{String,String,Float64,Int}[]
-    for (shard, tape, steps) in zip(shards, tapes, found), (step, seconds) in steps
-        threads = alone ? 1 : shard.shared !== nothing && is_shared_out(T, tape, step) ? trainer.threads : n
-        push!(each, (step.equation.op.name, step.equation.scope, seconds / threads, AD.bytes_moved(step)))
+    each = Tuple{String,String,Float64,Int,Int}[]
+    for (shard, parts, costs) in zip(shards, parts, found), (part, (seconds, operations)) in zip(parts, costs)
+        push!(each, (AD.title(part)..., alone ? seconds : seconds / n, AD.bytes_moved(shard.tape, part), operations))
     end
-    vectors = 2 * (1 + length(state_names(trainer.optimizer))) + n
     isfinite(trainer.update_seconds) &&
-        push!(each, (UPDATE, "", trainer.update_seconds / trainer.accumulate, vectors * sizeof(trainer.vector)))
+        push!(each, (UPDATE, "", trainer.update_seconds / trainer.accumulate, updated_bytes(trainer, shards), 0))
     return each
+end
+
+"""Times that `costs` runs each op."""
+const REPEATS = 3
+
+"""
+What `AD.costs` gives for a tape whose products the team shares, timed by the first thread, which does all else; the other threads do
+`share_products!`.
+"""
+function shared_costs(shard::Shard{T}, shared::AD.Kernels.SharedCode{T}, parts::Vector{AD.TimedPart}, team::Team) where {T}
+    code = AD.Kernels.of_type(shard.tape.code, T)
+    products = Dict{UnitRange{Int},Tuple{Int,UnitRange{Int}}}()  # those that are shared out, by the instructions of their op
+    for part in parts
+        op = part.segment == 0 ? instructions(T, part.steps[1]) : 1:0
+        product = AD.Kernels.product_of(code, op)
+        product !== nothing && AD.Kernels.is_shared_out(code[product]) && (products[op] = (length(products) + 1, product))
+    end
+    return AD.costs(shard.tape, parts; repeats=REPEATS, run=function (tape, part)
+        op = instructions(T, part.steps[1])
+        j, product = get(products, op, (0, 1:0))
+        j == 0 && return AD.run_part!(tape, part)
+        AD.Kernels.execute!(code, first(op), first(product) - 1)
+        meet!(team)
+        AD.Kernels.execute_product!(shared, 1, j)
+        meet!(team)
+        AD.Kernels.execute!(code, last(product) + 1, last(op))
+        return nothing
+    end)
+end
+
+"""What thread `k`, not the first, does meanwhile: its parts of the products."""
+function share_products!(shared::AD.Kernels.SharedCode, team::Team, k::Int)
+    for _ in 1:REPEATS, j in 1:length(shared.stages)-1
+        meet!(team) || return nothing
+        AD.Kernels.execute_product!(shared, k, j)
+        meet!(team) || return nothing
+    end
+    return nothing
+end
+
+"""
+The bytes that an update reads and writes: parameters, what the optimizer keeps for them, and the gradients of all parts of the
+batch, of columns that are kept apart only those that were looked up.
+"""
+function updated_bytes(trainer::Trainer{T}, shards::Vector{Shard{T}}) where {T}
+    kept_apart = sum(Int[c.height * c.width for c in shards[1].columns])
+    looked_up = sum(Int[c.height * c.count for shard in shards for c in shard.columns])
+    gradients = length(shards) * (length(trainer.gradient) - kept_apart) + looked_up
+    return sizeof(T) * (2 * (1 + length(state_names(trainer.optimizer))) * length(trainer.gradient) + gradients)
 end
 
 """Whether one thread runs all parts of a whole mini-batch, since that takes less time."""
@@ -287,13 +340,6 @@ function runs_alone(trainer::Trainer)
     rounds_alike(trainer) || return false
     trials = get(trainer.trials, (trainer.batch_size, threads_for(trainer, trainer.batch_size)), nothing)
     return trials !== nothing && trials.decided && trials.is_alone
-end
-
-"""Whether a step is a product that threads share where they share products."""
-function is_shared_out(::Type{T}, tape::Tape, step::AD.Step) where {T}
-    code = AD.Kernels.of_type(tape.code, T)
-    product = AD.Kernels.product_of(code, instructions(T, step))
-    return product !== nothing && AD.Kernels.is_shared_out(code[product])
 end
 
 """What `costs` calls the update, with the sums of the threads' gradients before it."""

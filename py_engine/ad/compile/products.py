@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.memory import stretches
-from py_engine.ad.op import Call, Equation
+from py_engine.ad.op import COUNTED, Call, Equation
 from py_engine.ad.ops.product_parts import multiply_in_columns, multiply_in_tiles
 from py_engine.ad.tensor import FLOATS
 
@@ -74,6 +74,15 @@ def is_product(call: Call) -> bool:
     """Whether a call is a product of two matrices, or of stacks of them."""
     products = (np.matmul, np.dot, multiply_in_columns, multiply_in_tiles)
     return isinstance(call, partial) and call.func in products and len(call.args) == 3
+
+
+def operations(call: Call) -> int:
+    """The multiplications and additions of a call that is a product, or contains products; 0 for any other."""
+    if is_product(call):
+        a, _, out = call.args
+        return 2 * int(out.size) * int(a.shape[-1])
+    counted = COUNTED.get(call.func) if isinstance(call, partial) else None
+    return 0 if counted is None else counted(*call.args)
 
 
 def bytes_of(call: Call) -> int:

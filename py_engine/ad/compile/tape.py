@@ -25,6 +25,7 @@ from py_engine.ad.compile.plan import Value, plan
 from py_engine.ad.compile.products import (
     dtypes_of_products,
     is_one_product,
+    operations,
     shared,
     touch_buffers_once,
     worth_sharing,
@@ -44,7 +45,11 @@ from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
 
 class Cost(NamedTuple):
-    """What a part of a step takes: op, layer, seconds, bytes moved, and operations, 0 where the op does not say."""
+    """What a part of a step takes: op, layer, seconds, bytes moved, and operations.
+
+    They are what the op's record says, or the multiplications and additions of its products: where the record says
+    nothing, as of fused ops, and where they are fewer, as of convolutions by Winograd's algorithm.
+    """
 
     op: str
     layer: str
@@ -65,9 +70,18 @@ class Instruction:
     def cost(self, seconds: float) -> Cost:
         """What it takes, given the seconds."""
         op = self.equation.op
-        moved = sum(a.nbytes for a in (*self.arrays, *self.outs))
-        flops = self.equation.flops if op.flops is not None or op.elementwise else 0
+        moved = sum(map(distinct_bytes, (*self.arrays, *self.outs))) if op.bytes is None else self.equation.bytes
+        said = op.flops is not None or op.elementwise
+        products = sum(map(operations, self.calls))
+        flops = self.equation.flops if said and (not products or self.equation.flops < products) else products
         return Cost(op.name, self.equation.scope, seconds, moved, flops)
+
+
+def distinct_bytes(x: Array) -> int:
+    """The bytes of an array's elements, those that are seen several times, as in overlapping windows, counted once."""
+    elements = math.prod(n for n, step in zip(x.shape, x.strides, strict=True) if step or not n)
+    reached = sum((n - 1) * abs(step) for n, step in zip(x.shape, x.strides, strict=True)) + x.itemsize
+    return min(elements * x.itemsize, reached) if x.size else 0
 
 
 class Tape:

@@ -8,6 +8,7 @@ the batch, kernel place and filter, and the gradients by the kernel and by the e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.op import Call, Op, Scratch, Shape, c_ordered, common_dtype, define, here
+from py_engine.ad.op import COUNTED, Call, Op, Scratch, Shape, c_ordered, common_dtype, define, here, nbytes
 from py_engine.ad.ops.indexing import check_ids, ids_checked
 from py_engine.ad.ops.pooling import slide
 from py_engine.ad.tensor import Array, Tensor
@@ -129,6 +130,9 @@ def _kernel_product(sums: Array, weight: Array, words: Array, memory: Array, out
     np.matmul(sums[: len(ids)].T, rows, out)
 
 
+COUNTED[_kernel_product] = lambda sums, weight, words, memory, out: 2 * int(words[0]) * out.size
+
+
 def _bind_weight_gradient(
     arrays: Sequence[Array], out: Array, scratch: Scratch, vocabulary: int, padding_index: int
 ) -> Sequence[Call]:
@@ -143,6 +147,9 @@ def _bind_weight_gradient(
 def _weight_product(sums: Array, kernel: Array, words: Array, memory: Array, out: Array) -> None:
     ids = different(words)
     out[ids] = np.matmul(sums[: len(ids)], kernel, memory[: len(ids)])
+
+
+COUNTED[_weight_product] = lambda sums, kernel, words, memory, out: 2 * int(words[0]) * kernel.size
 
 
 def _sum_word_rows(
@@ -188,6 +195,7 @@ WORD_KERNEL_GRADIENT: Op = define(
     name="word_kernel_gradient",
     infer=lambda sums, weight, words: ((sums.shape[1], weight.shape[1]), common_dtype((sums, weight))),
     bind=_bind_kernel_gradient,
+    bytes=lambda sums, weight, words: sums.shape[1] * weight.shape[1] * weight.dtype.itemsize,  # and rows of both
     accepts=c_ordered,
     reads_rows=True,
     fused=True,
@@ -218,6 +226,12 @@ def _infer_phases(
     return (window, len(kernel) // places, samples, counts), common_dtype((weight, kernel))
 
 
+def _bytes_of_phases(weight: Tensor, kernel: Tensor, ids: Tensor, **at: int) -> int:
+    """Those of the rows that are looked up, once for each id, and not of the whole matrix."""
+    out = math.prod(_infer_phases(weight, kernel, ids, **at)[0])
+    return nbytes(ids) + nbytes(kernel) + (ids.size * weight.shape[1] + out) * weight.dtype.itemsize
+
+
 def _bind_phases(
     arrays: Sequence[Array], out: Array, scratch: Scratch, places: int, window: int, stride: int, padding_index: int
 ) -> Sequence[Call]:
@@ -235,6 +249,7 @@ WORD_PHASES: Op = define(
     accepts=c_ordered,
     reads_rows=True,
     checks=lambda weight, kernel, ids, **at: ids_checked(ids, weight.shape[0]),
+    bytes=_bytes_of_phases,
     fused=True,
     doc="a kernel (places * filters, dimension) moved over the word vectors of texts (N, T), by phase",
 )

@@ -286,25 +286,106 @@ end
 is_finite(m::Memory) = !(m.eltype in FLOATS) || all(isfinite, array(m))
 
 """
-    costs(tape; repeats=3)
-
-Run a few times more, op by op, and return each step that computes, with its least seconds. Values that the tape computes in
-tiles are to be whole: see `untiled`.
+A part of a tape that is timed by itself: one op, or all ops of a fused region, whose tiles the segment of this number does
+one after the other (0: none).
 """
-function costs(tape::Tape; repeats::Int=3)
-    p = tape.code
-    least = fill(Inf, length(tape.steps))
-    GC.@preserve tape for _ in 1:repeats, (k, step) in enumerate(tape.steps)
-        before = time_ns()
-        execute!(p.f32, first(step.singles), last(step.singles))
-        execute!(p.f64, first(step.doubles), last(step.doubles))
-        least[k] = min(least[k], (time_ns() - before) / 1e9)
-    end
-    return Tuple{Step,Float64}[(step, seconds) for (step, seconds) in zip(tape.steps, least)
-                               if step.equation.op.view === nothing]
+struct TimedPart
+    steps::Vector{Step}
+    segment::Int
 end
 
-"""The bytes of what a step reads and writes."""
+"""What a tape does, part by part; views do nothing."""
+function timed_parts(tape::Tape)
+    parts, done = TimedPart[], Set{FusedRegion}()
+    for step in tape.steps
+        step.equation.op.view === nothing || continue
+        region = get(tape.regions, step.equation.outputs[1], nothing)
+        if region === nothing
+            push!(parts, TimedPart(Step[step], 0))
+        elseif !(region in done)
+            push!(done, region)
+            steps = Step[s for s in tape.steps if get(tape.regions, s.equation.outputs[1], nothing) === region]
+            push!(parts, TimedPart(steps, segment_of(tape, step)))
+        end
+    end
+    return parts
+end
+
+"""The number of the segment that does the tiles of a fused region, given the region's first step."""
+function segment_of(tape::Tape, step::Step)
+    single = step.outs[1].eltype === Float32
+    first_one = first(single ? step.singles : step.doubles)
+    return findfirst(s -> s.tile != 0 && s.single == single && s.first == first_one, tape.code.segments)::Int
+end
+
+"""Run a part of a tape."""
+function run_part!(tape::Tape, part::TimedPart)
+    p = tape.code
+    part.segment == 0 || return Kernels.execute_segment!(p, part.segment)
+    for step in part.steps
+        execute!(p.f32, first(step.singles), last(step.singles))
+        execute!(p.f64, first(step.doubles), last(step.doubles))
+    end
+    return nothing
+end
+
+"""
+    costs(tape, parts=timed_parts(tape); repeats=3, run=run_part!)
+
+Run a few times more, part by part, by `run(tape, part)`; return the least seconds of each part, and its multiplications and
+additions, which are counted while its operands are still there.
+"""
+function costs(tape::Tape, parts::Vector{TimedPart}=timed_parts(tape); repeats::Int=3, run=run_part!)
+    found = fill((Inf, 0), length(parts))
+    GC.@preserve tape for repeat in 1:repeats, (k, part) in enumerate(parts)
+        before = time_ns()
+        run(tape, part)
+        seconds = (time_ns() - before) / 1e9
+        found[k] = (min(found[k][1], seconds), repeat < repeats ? 0 : operations(tape, part))
+    end
+    return found
+end
+
+"""The op of a part and its layer; of a fused region the different ones of its ops, the first three by name."""
+function title(part::TimedPart)
+    ops = unique(String[step.equation.op.name for step in part.steps])
+    layers = unique(String[step.equation.scope for step in part.steps])
+    length(ops) > 4 && (ops = String[ops[1:3]; "$(length(ops) - 3) more"])
+    return join(ops, " + "), join(layers, " + ")
+end
+
+"""The multiplications and additions of a part, see `Kernels.operations`; those of a fused region are none of products."""
+operations(tape::Tape, part::TimedPart) = part.segment != 0 ? 0 :
+    sum(Int[Kernels.operations(x) for step in part.steps for (code, range) in
+        ((tape.code.f32, step.singles), (tape.code.f64, step.doubles)) for x in code[range]])
+
+"""
+The bytes that a part has to read and write: each element of its operands and results once, of a table those rows that are
+looked up, and of a fused region only what lies outside of its tiles.
+"""
+function bytes_moved(tape::Tape, part::TimedPart)
+    found = Dict{Tuple{UInt,Vector{Int},Vector{Int}},Int}()
+    for step in part.steps
+        e = step.equation
+        region = part.segment == 0 ? nothing : tape.regions[e.outputs[1]]
+        for (x, m) in Iterators.flatten((zip(e.inputs, step.memories), zip(e.outputs, step.outs)))
+            region !== nothing && x in region.inside && continue
+            bytes = distinct_bytes(m)
+            e.op in (EMBEDDING, GATHER) && x === e.inputs[1] && (bytes = min(bytes, distinct_bytes(step.outs[1])))
+            found[UInt(m.address), m.dims, m.strides] = bytes
+        end
+    end
+    return sum(values(found))
+end
+
+"""The bytes of a memory's elements, those that are seen several times counted once."""
+function distinct_bytes(m::Memory)
+    length(m) == 0 && return 0
+    elements = prod(Int[s == 0 ? 1 : n for (n, s) in zip(m.dims, m.strides)])
+    return sizeof(m.eltype) * min(elements, 1 + sum((m.dims .- 1) .* abs.(m.strides)))
+end
+
+"""The bytes of what a step reads and writes, as operands and results are shaped."""
 bytes_moved(step::Step) = sum(Int[length(m) * sizeof(m.eltype) for m in vcat(step.memories, step.outs)])
 
 """
