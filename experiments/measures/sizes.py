@@ -74,7 +74,9 @@ FACTS = (
     *("kernel", "kernel_share", "kernel_limit_share", "rest_share", "threads_in_step", "loss_deviation", "missing"),
 )
 """What the tidy table has of an engine, a network and a size of mini-batch, beside its rounds."""
-LIMITS = ("limit_microseconds", "limited_by")
+RATES = ("products_flops", "moved_bytes", "flops_per_second", "bytes_per_second")
+"""What a limit follows from: the work of a step, and the rates of the machine."""
+LIMITS = ("limit_microseconds", "limited_by", *RATES)
 
 
 class GaveUpError(RunError):
@@ -438,5 +440,5 @@ MEASURE = Measure(
     ),
     records=rows_of,
     later=True,
-    later_columns=("import_seconds", "level_bytes", "threads_in_step", "rest_share", "loss_deviation"),
+    later_columns=("import_seconds", "level_bytes", "threads_in_step", "rest_share", "loss_deviation", *RATES),
 )

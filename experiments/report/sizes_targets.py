@@ -11,6 +11,7 @@ import pandas as pd
 from bridge.libjulia.juliacall import OLDEST
 from bridge.libjulia.runtime import EMBEDDED, JULIACALL
 from experiments.formats import MISSING, fixed, given, percent, significant, size
+from experiments.measures.sizes import RATES
 from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.sizes import TARGETS, origin, points, table_of_points
@@ -321,9 +322,6 @@ def sizes_threads(view: View) -> Table:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Limits
-
-RATES = ("products_flops", "moved_bytes", "flops_per_second", "bytes_per_second")
-"""What a limit follows from: a step's work, and the rates of the machine."""
 
 
 @producer
