@@ -27,5 +27,6 @@ include("shared_products.jl")
 include("convolution.jl")
 include("pooling.jl")
 include("fused_pooling.jl")
+include("winograd.jl")
 
 end
