@@ -78,8 +78,26 @@ end
 
 const WINOGRAD_ALWAYS = Ref(false)  # for tests
 
-winograd_work(c::TiledConvolution) = 1
-direct_work(c::Convolution) = 2
+"""
+What an element costs that a transform reads or makes for its places, that is copied into another order (of channels and of
+weights), and of a window that is copied, in multiplications of a product. Measured on one core, with vectors of 64 and 32 bytes.
+"""
+const PLACED, COPIED, COPIED_WEIGHT, COPIED_WINDOW = 6, 12, 60, 20
+
+"""Multiplications that a convolution by tiles, or a gradient of one, takes about as long as."""
+function winograd_work(c::TiledConvolution)
+    channels, filters = whole_vectors(c.channels), whole_vectors(c.filters)
+    products = places(c) * tiles(c) * c.channels * filters
+    transforms = PLACED * places(c) * tiles(c) * (channels + filters)
+    first, second = c.axes
+    copies = COPIED * (channels * first.length * second.length + filters * first.outputs * second.outputs)
+    elements = first.kernel * second.kernel
+    weight = c.channels * filters * elements * (places(c) + COPIED_WEIGHT)
+    return c.samples * (products + transforms + copies) + weight
+end
+
+"""The same by windows."""
+direct_work(c::Convolution) = c.samples * c.taps * (whole_vectors(c.pixels) * c.filters + COPIED_WINDOW * c.pixels)
 
 # Lowering ---------------------------------------------------------------------------------------------------------------
 
@@ -101,12 +119,7 @@ first_tiles(m::Memory, n::Int) = Memory(m.root, m.address, m.eltype, Int[m.dims[
 strided(m::Memory, dims::Vector{Int}, strides::Vector{Int}, offset::Int=0) =
     Memory(m.root, at_element(m, offset), m.eltype, dims, strides)
 
-"""The planes of samples (lengths..., channels, samples), as (channels, lengths..., samples)."""
-function by_channel(m::Memory)
-    n = length(m.dims)
-    order = n == 3 ? Int[2, 1, 3] : Int[3, 1, 2, 4]
-    return Memory(m.root, m.address, m.eltype, m.dims[order], m.strides[order])
-end
+"""The planes (lengths..., channels, samples) of some samples."""
 of_samples(m::Memory, first::Int, count::Int) = strided(m, Int[m.dims[1:end-1]; count], m.strides, first * m.strides[end])
 
 """From 0 to n in parts of about the same length, `most` at most: the first of each, counted from 0, and how many."""
@@ -115,23 +128,32 @@ function parts_of(n::Int, most::Int)
     return Tuple{Int,Int}[(n * k ÷ count, n * (k + 1) ÷ count - n * k ÷ count) for k in 0:count-1]
 end
 
-"""The planes of a block with the channels in one piece: `m` itself where they lie so, or memory to copy them to or from."""
+"""
+The planes (lengths..., channels, samples) of a block with the channels in one piece: `all` itself where they lie so, or memory to
+copy them to or from.
+"""
 struct Planes
-    all::Memory  # (channels, lengths..., samples)
+    all::Memory
     turned::Union{Nothing,Memory}
 end
 
 function planes!(p::Instructions, m::Memory, samples::Int)
-    all = by_channel(m)
-    channels = all.dims[1]
-    all.strides[1] == 1 && channels == whole_vectors(channels) && return Planes(all, nothing)
-    dims = Int[whole_vectors(channels); all.dims[2:end-1]; samples]
-    return Planes(all, scratch!(p, Float32, dims))
+    channels = m.dims[end-1]
+    m.strides[end-1] == 1 && channels == whole_vectors(channels) && return Planes(m, nothing)
+    room = scratch!(p, Float32, Int[whole_vectors(channels); m.dims[1:end-2]; samples])
+    return Planes(m, strided(room, Int[m.dims[1:end-1]; samples], Int[room.strides[2:end-1]; 1; room.strides[end]]))
 end
 
-"""Where the planes of a block are read or made, after `before` (tiles) segments of the axes."""
-of_block(x::Planes, first::Int, count::Int) = x.turned === nothing ? of_samples(x.all, first, count) :
-    strided(x.turned, Int[x.all.dims[1:end-1]; count], x.turned.strides)
+of_block(x::Planes, first::Int, count::Int) =
+    x.turned === nothing ? of_samples(x.all, first, count) : of_samples(x.turned, 0, count)
+
+function copy_in!(p::Instructions, x::Planes, first::Int, count::Int)
+    x.turned === nothing && return nothing
+    by_channel(m) = (order = Int[length(m.dims) - 1; 1:length(m.dims)-2; length(m.dims)]; strided(m, m.dims[order], m.strides[order]))
+    return emit_copy!(p, by_channel(of_block(x, first, count)), by_channel(of_samples(x.all, first, count)))
+end
+copy_out!(p::Instructions, x::Planes, first::Int, count::Int) =
+    x.turned === nothing ? nothing : emit_copy!(p, of_samples(x.all, first, count), of_block(x, first, count))
 
 """The first place that the tiles after so many others read, and the first output that they make, along both axes."""
 outputs_before(c::TiledConvolution, tiles::NTuple{2,Int}) =
@@ -139,19 +161,19 @@ outputs_before(c::TiledConvolution, tiles::NTuple{2,Int}) =
 places_before(c::TiledConvolution, tiles::NTuple{2,Int}) = outputs_before(c, tiles) .- (c.axes[1].before, c.axes[2].before)
 
 """
-Append the transform of so many tiles' planes (channels, lengths..., samples) into their places, or with `from_places` back;
+Append the transform of so many tiles' planes (lengths..., channels, samples) into their places, or with `from_places` back;
 `start` is the first element that they read or make.
 """
 function emit_transform!(p::Instructions, name::Symbol, c::TiledConvolution, planes::Memory, places_of::Memory,
         start::NTuple{2,Int}, counts::NTuple{2,Int})
-    dims, strides = planes.dims[2:end-1], planes.strides[2:end-1]
+    dims, strides = planes.dims[1:end-2], planes.strides[1:end-2]
     length(dims) == 1 && (push!(dims, 1); push!(strides, 0))
     c.exchanged && (reverse!(dims); reverse!(strides))
     first, second = c.axes
     rows = (counts[2] - 1) * outputs_of_tile(second) + places(second)
     spare = scratch!(p, Float32, Int[(1 + rows * places(first)) * vector_lanes()])
     numbers = Int64[dims; strides; planes.strides[end]; start...; outputs_of_tile(first); outputs_of_tile(second); counts...;
-        planes.dims[end]; whole_vectors(planes.dims[1]) ÷ vector_lanes(); places_of.strides[2]; places_of.strides[3];
+        planes.dims[end]; whole_vectors(planes.dims[end-1]) ÷ vector_lanes(); places_of.strides[2]; places_of.strides[3];
         Int(spare.address)]
     to, from = name === :from_places ? (planes, places_of) : (places_of, planes)
     return emit!(p, Float32, Symbol(name, :_, Kernels.VECTOR_BYTES[], :_, first.pairs),
@@ -207,11 +229,6 @@ function Blocks(c::TiledConvolution)
     most = maximum(last, samples)
     return Blocks(samples, segments, most, most * other * maximum(last, cuts))
 end
-
-copy_in!(p::Instructions, x::Planes, first::Int, count::Int) =
-    x.turned === nothing || emit_copy!(p, of_block(x, first, count), of_samples(x.all, first, count))
-copy_out!(p::Instructions, x::Planes, first::Int, count::Int) =
-    x.turned === nothing || emit_copy!(p, of_samples(x.all, first, count), of_block(x, first, count))
 
 """out (lengths..., filters, samples) = the convolution of x; the weight is (kernel..., channels, filters), or see `weight_places!`."""
 function emit_winograd!(p::Instructions, c::TiledConvolution, out::Memory, x::Memory, weight::Memory, flipped::Bool)
