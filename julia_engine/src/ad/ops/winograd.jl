@@ -41,15 +41,6 @@ tiles(axis::TiledAxis) = cld(axis.outputs, outputs_of_tile(axis))
 transposed(axis::TiledAxis) =
     TiledAxis(axis.outputs, axis.length, axis.kernel - 1 - axis.before, axis.kernel, axis.pairs)
 
-"""A (places, outputs) and G (places, kernel) of a tile."""
-function tile_transforms(axis::TiledAxis)
-    axis.pairs == 0 && return ones(1, 1), ones(1, 1)
-    points = Float64[0.0; [sign * p for p in Kernels.POINTS[axis.pairs] for sign in (1, -1)]]
-    powers(n) = [[point^k for point in points, k in 0:n-1]; [Float64(k == n - 1) for _ in 1:1, k in 0:n-1]]
-    scale = [prod(Float64[point - other for other in points if other != point]) for point in points]
-    return powers(outputs_of_tile(axis)), powers(axis.kernel) ./ [scale; 1.0]
-end
-
 """A convolution by tiles: its axes, the first one with tiles, whether they are exchanged, and sizes."""
 struct TiledConvolution
     axes::NTuple{2,TiledAxis}
@@ -64,17 +55,19 @@ transposed(c::TiledConvolution) =
 places(c::TiledConvolution) = places(c.axes[1]) * places(c.axes[2])
 tiles(c::TiledConvolution) = tiles(c.axes[1]) * tiles(c.axes[2])
 
-"""The convolution by tiles, or `nothing` where it has no such or another takes less work."""
-function by_winograd(c::Convolution, @nospecialize(T::DataType))
+"""The convolution by tiles, or `nothing` where there is none that takes less work than the `direct` one."""
+function by_winograd(c::Convolution, @nospecialize(T::DataType), direct::Int=direct_work(c))
     w = c.windows
-    long = count(>(1), w.kernel)
     state().winograd && T === Float32 && Kernels.VECTOR_BYTES[] > 0 && c.groups == 1 && all(==(1), w.stride) &&
-        all(==(1), w.dilation) && long > 0 && all(<=(LONGEST_KERNEL), w.kernel) && c.samples > 0 || return nothing
-    axis(d) = TiledAxis(w.dims[d], w.out[d], w.before[d], w.kernel[d], w.kernel[d] == 1 ? 0 : long == 1 ? 3 : 2)
-    found = TiledConvolution(w.kernel[1] == 1 ? (axis(2), axis(1)) : (axis(1), axis(2)), w.kernel[1] == 1, c.channels, c.filters,
-        c.samples)
-    return WINOGRAD_ALWAYS[] || winograd_work(found) < direct_work(c) ? found : nothing
+        all(==(1), w.dilation) && 1 < maximum(w.kernel) <= LONGEST_KERNEL && c.samples > 0 || return nothing
+    axis(d) = TiledAxis(w.dims[d], w.out[d], w.before[d], w.kernel[d], pairs(w.kernel[d], (w.kernel[1], w.kernel[2])))
+    exchanged = w.kernel[1] == 1
+    found = TiledConvolution(exchanged ? (axis(2), axis(1)) : (axis(1), axis(2)), exchanged, c.channels, c.filters, c.samples)
+    return WINOGRAD_ALWAYS[] || winograd_work(found) < direct ? found : nothing
 end
+
+"""How many pairs of points there are for a kernel of `n` elements along one of two axes: three if it is the only one, else two."""
+pairs(n::Int, kernels::NTuple{2,Int}) = n == 1 ? 0 : minimum(kernels) == 1 ? 3 : 2
 
 const WINOGRAD_ALWAYS = Ref(false)  # for tests
 
@@ -121,12 +114,6 @@ strided(m::Memory, dims::Vector{Int}, strides::Vector{Int}, offset::Int=0) =
 
 """The planes (lengths..., channels, samples) of some samples."""
 of_samples(m::Memory, first::Int, count::Int) = strided(m, Int[m.dims[1:end-1]; count], m.strides, first * m.strides[end])
-
-"""From 0 to n in parts of about the same length, `most` at most: the first of each, counted from 0, and how many."""
-function parts_of(n::Int, most::Int)
-    count = cld(n, most)
-    return Tuple{Int,Int}[(n * k ÷ count, n * (k + 1) ÷ count - n * k ÷ count) for k in 0:count-1]
-end
 
 """
 The planes (lengths..., channels, samples) of a block with the channels in one piece: `all` itself where they lie so, or memory to
@@ -180,17 +167,33 @@ function emit_transform!(p::Instructions, name::Symbol, c::TiledConvolution, pla
         (to.address, from.address, NOWHERE, NOWHERE), address_of(numbers, p), ONCE, (NONE, NONE, NONE, NONE))
 end
 
-"""G of both axes, (elements of the kernel, places), as memory that no run writes."""
+"""G (places, kernel) of a tile."""
+function weight_transform(kernel::Int, pairs::Int)
+    pairs == 0 && return ones(1, 1)
+    points = Float64[0; [sign * p for p in Kernels.POINTS[pairs] for sign in (1, -1)]]
+    powers = [Float64[point^k for point in points, k in 0:kernel-1]; Float64[k == kernel - 1 for _ in 1:1, k in 0:kernel-1]]
+    return powers ./ [Float64[prod(Float64[p - q for q in points if q != p]) for p in points]; 1.0]
+end
+
+"""G of two axes, (elements of the kernel, places), in Float32; `flipped` with the elements from the last to the first."""
+function weight_transform(kernels::NTuple{2,Int}, flipped::Bool)
+    g, h = (weight_transform(k, pairs(k, kernels)) for k in kernels)
+    both = Float32[g[i, k] * h[j, l] for k in axes(g, 2), l in axes(h, 2), i in axes(g, 1), j in axes(h, 1)]
+    elements = reshape(both, prod(kernels), :)
+    return flipped ? elements[end:-1:1, :] : elements
+end
+
+"""All of these, made once; as whole numbers, since what a tape keeps alive of floats may be overwritten between its runs."""
+const WEIGHT_TRANSFORMS = Dict{Tuple{NTuple{2,Int},Bool},Vector{Int64}}(((k, l), flipped) =>
+    (m = vec(weight_transform((k, l), flipped)); collect(reinterpret(Int64, [m; zeros(Float32, length(m) % 2)])))
+    for k in 2:LONGEST_KERNEL for l in 1:LONGEST_KERNEL for flipped in (false, true))
+
 function weight_transform!(p::Instructions, c::TiledConvolution, flipped::Bool)
-    (_, first), (_, second) = map(tile_transforms, c.axes)
-    both = Float32[first[i, k] * second[j, l] for k in axes(first, 2), l in axes(second, 2), i in axes(first, 1), j in axes(second, 1)]
-    elements = length(both) ÷ places(c)
-    found = zeros(Int64, cld(length(both), 2))  # whole numbers are never overwritten by `poison!`
-    flat = reshape(both, elements, :)
-    flipped && (flat = flat[end:-1:1, :])
-    GC.@preserve found unsafe_copyto!(Ptr{Float32}(pointer(found)), pointer(flat), length(flat))
-    push!(p.roots, Memory(found))
-    return Memory(found, Ptr{Cvoid}(pointer(found)), Float32, Int[elements, places(c)], Int[1, elements])
+    kernels = (c.axes[1].kernel, c.axes[2].kernel)
+    numbers = WEIGHT_TRANSFORMS[kernels, flipped]
+    push!(p.roots, Memory(numbers))
+    dims = Int[kernels[1] * kernels[2], places(c)]
+    return Memory(numbers, start_of(numbers), Float32, dims, dense_strides(dims))
 end
 
 """
@@ -210,63 +213,96 @@ end
 
 for_each_matrix(m::Memory, n::Int) = Memory(m.root, m.address, m.eltype, Int[m.dims; n], Int[m.strides; 0])
 
-"""Samples whose places stay in the cache, and segments of an axis if those of one sample do not."""
+"""
+Samples whose places stay in the cache, or a segment of an axis's tiles if not even those of one sample do: `samples` and
+`segment` are how many at most, `axis` is which axis is cut.
+"""
 struct Blocks
-    samples::Vector{Tuple{Int,Int}}  # first, and how many
-    segments::Vector{NTuple{2,NTuple{2,Int}}}  # tiles along both axes before a segment, and in it
-    most_samples::Int
-    most_tiles::Int  # of a block's samples and a segment
+    samples::Int
+    axis::Int
+    segment::Int
 end
 
 function Blocks(c::TiledConvolution)
     bytes = sizeof(Float32) * (whole_vectors(c.channels) + whole_vectors(c.filters)) * places(c) * tiles(c)
-    samples = parts_of(c.samples, clamp(TILED_BYTES[] ÷ bytes, 1, c.samples))
-    cut = c.axes[2].pairs == 0 ? 1 : 2
-    n, other = tiles(c.axes[cut]), tiles(c.axes[3-cut])
-    cuts = parts_of(n, clamp(n * TILED_BYTES[] ÷ bytes, 1, n))
-    both(along, across) = cut == 1 ? (along, across) : (across, along)
-    segments = NTuple{2,NTuple{2,Int}}[(both(first, 0), both(count, other)) for (first, count) in cuts]
-    most = maximum(last, samples)
-    return Blocks(samples, segments, most, most * other * maximum(last, cuts))
+    equal(n, most) = cld(n, cld(n, max(most, 1)))  # in about equal parts
+    axis = c.axes[2].pairs == 0 ? 1 : 2
+    n = tiles(c.axes[axis])
+    return Blocks(equal(c.samples, min(TILED_BYTES[] ÷ bytes, c.samples)), axis, equal(n, min(n * TILED_BYTES[] ÷ bytes, n)))
+end
+
+"""The tiles of a block, at most."""
+tiles(c::TiledConvolution, b::Blocks) = b.samples * b.segment * tiles(c.axes[3-b.axis])
+
+"""The tiles before a segment, along both axes, and those in it."""
+function segment(c::TiledConvolution, b::Blocks, first::Int)
+    count, across = min(b.segment, tiles(c.axes[b.axis]) - first), tiles(c.axes[3-b.axis])
+    return b.axis == 1 ? ((first, 0), (count, across)) : ((0, first), (across, count))
+end
+segments(c::TiledConvolution, b::Blocks) = 0:b.segment:tiles(c.axes[b.axis])-1
+
+"""
+Append the instructions of all blocks: those of one are what `emit(first sample, samples)` appends, those of others as large the
+same at other places of the memories `x` and `y`.
+"""
+function emit_blocks!(emit, p::Instructions, c::TiledConvolution, b::Blocks, x::Memory, y::Memory)
+    start(m, sample) = m.address + sizeof(Float32) * m.strides[end] * sample
+    from, last = 0, 0  # the instructions of the second block
+    for first in 0:b.samples:c.samples-1
+        if first > b.samples && first + b.samples <= c.samples
+            emit_again!(p, from:last, start(x, b.samples) => start(x, first), start(y, b.samples) => start(y, first))
+            continue
+        end
+        before = length(p.f32)
+        emit(first, min(b.samples, c.samples - first))
+        first == b.samples && ((from, last) = (before + 1, length(p.f32)))
+    end
 end
 
 """out (lengths..., filters, samples) = the convolution of x; the weight is (kernel..., channels, filters), or see `weight_places!`."""
 function emit_winograd!(p::Instructions, c::TiledConvolution, out::Memory, x::Memory, weight::Memory, flipped::Bool)
+    made = planes!(p, out, Blocks(c).samples)
+    return emit_winograd!((first, count) -> copy_out!(p, made, first, count), p, c, made, x, weight, flipped)
+end
+
+"""The same, with what `after(first sample, samples)` appends behind each block, whose planes are then made."""
+function emit_winograd!(after, p::Instructions, c::TiledConvolution, made::Planes, x::Memory, weight::Memory, flipped::Bool)
     weights, blocks = weight_places!(p, c, weight, flipped), Blocks(c)
-    input, made = planes!(p, x, blocks.most_samples), planes!(p, out, blocks.most_samples)
-    read = place_memory!(p, whole_vectors(c.channels), blocks.most_tiles, places(c))
-    written = place_memory!(p, whole_vectors(c.filters), blocks.most_tiles, places(c))
-    for (first, count) in blocks.samples
+    input = planes!(p, x, blocks.samples)
+    read = place_memory!(p, whole_vectors(c.channels), tiles(c, blocks), places(c))
+    written = place_memory!(p, whole_vectors(c.filters), tiles(c, blocks), places(c))
+    return emit_blocks!(p, c, blocks, x, made.all) do first, count
         copy_in!(p, input, first, count)
-        for (before, counts) in blocks.segments
-            a, y = first_tiles(read, count * prod(counts)), first_tiles(written, count * prod(counts))
+        for tile in segments(c, blocks)
+            before, counts = segment(c, blocks, tile)
+            n = count * counts[1] * counts[2]
+            a, y = first_tiles(read, n), first_tiles(written, n)
             emit_transform!(p, :places_of_input, c, of_block(input, first, count), a, places_before(c, before), counts)
-            emit_matmul!(p, y, weights, strided(a, Int[c.channels; a.dims[2:3]], a.strides), 0)
+            emit_matmul!(p, y, weights, strided(a, Int[c.channels, n, places(c)], a.strides), 0)
             emit_transform!(p, :from_places, c, of_block(made, first, count), y, outputs_before(c, before), counts)
         end
-        copy_out!(p, made, first, count)
+        after(first, count)
     end
-    return nothing
 end
 
 """out (kernel..., channels, filters) = the gradient by the weight, from g (lengths..., filters, samples) and x."""
 function emit_winograd_weight_gradient!(p::Instructions, c::TiledConvolution, out::Memory, g::Memory, x::Memory)
     blocks, rows = Blocks(c), whole_vectors(c.filters)
-    input, upstream = planes!(p, x, blocks.most_samples), planes!(p, g, blocks.most_samples)
-    read = place_memory!(p, whole_vectors(c.channels), blocks.most_tiles, places(c))
-    given = place_memory!(p, rows, blocks.most_tiles, places(c))
+    input, upstream = planes!(p, x, blocks.samples), planes!(p, g, blocks.samples)
+    read = place_memory!(p, whole_vectors(c.channels), tiles(c, blocks), places(c))
+    given = place_memory!(p, rows, tiles(c, blocks), places(c))
     total = scratch!(p, Float32, Int[rows, c.channels, places(c)])
-    begun = 0
-    for (first, count) in blocks.samples
+    emit_blocks!(p, c, blocks, x, g) do first, count
         copy_in!(p, input, first, count)
         copy_in!(p, upstream, first, count)
-        for (before, counts) in blocks.segments
-            a, b = first_tiles(given, count * prod(counts)), first_tiles(read, count * prod(counts))
+        for tile in segments(c, blocks)
+            before, counts = segment(c, blocks, tile)
+            n = count * counts[1] * counts[2]
+            a, b = first_tiles(given, n), first_tiles(read, n)
             emit_transform!(p, :places_of_input, c, of_block(input, first, count), b, places_before(c, before), counts)
             emit_transform!(p, :places_of_upstream, c, of_block(upstream, first, count), a, outputs_before(c, before), counts)
-            across = strided(b, Int[b.dims[2], c.channels, b.dims[3]], b.strides[[2, 1, 3]])
-            emit_matmul!(p, total, a, across, begun)
-            begun = 1
+            across = strided(b, Int[n, c.channels, places(c)], b.strides[[2, 1, 3]])
+            emit_matmul!(p, total, a, across, first + tile == 0 ? 0 : 1)
         end
     end
     of_weight = weight_transform!(p, c, false)
