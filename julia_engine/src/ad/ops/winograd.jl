@@ -55,37 +55,44 @@ transposed(c::TiledConvolution) =
 places(c::TiledConvolution) = places(c.axes[1]) * places(c.axes[2])
 tiles(c::TiledConvolution) = tiles(c.axes[1]) * tiles(c.axes[2])
 
-"""The convolution by tiles, or `nothing` where there is none that takes less work than the `direct` one."""
-function by_winograd(c::Convolution, @nospecialize(T::DataType), direct::Int=direct_work(c))
+"""The convolution by tiles, or `nothing` where its settings, sizes or element type don't suit them."""
+function tiled_convolution(c::Convolution, @nospecialize(T::DataType))
     w = c.windows
-    state().winograd && T === Float32 && Kernels.VECTOR_BYTES[] > 0 && c.groups == 1 && all(==(1), w.stride) &&
-        all(==(1), w.dilation) && 1 < maximum(w.kernel) <= LONGEST_KERNEL && c.samples > 0 || return nothing
-    axis(d) = TiledAxis(w.dims[d], w.out[d], w.before[d], w.kernel[d], pairs(w.kernel[d], (w.kernel[1], w.kernel[2])))
+    T === Float32 && Kernels.VECTOR_BYTES[] > 0 && c.groups == 1 && all(==(1), w.stride) && all(==(1), w.dilation) &&
+        1 < maximum(w.kernel) <= LONGEST_KERNEL && c.samples > 0 || return nothing
+    pairs = minimum(w.kernel) == 1 ? 3 : 2
+    axis(d) = TiledAxis(w.dims[d], w.out[d], w.before[d], w.kernel[d], w.kernel[d] == 1 ? 0 : pairs)
     exchanged = w.kernel[1] == 1
-    found = TiledConvolution(exchanged ? (axis(2), axis(1)) : (axis(1), axis(2)), exchanged, c.channels, c.filters, c.samples)
-    return WINOGRAD_ALWAYS[] || winograd_work(found) < direct ? found : nothing
+    return TiledConvolution(exchanged ? (axis(2), axis(1)) : (axis(1), axis(2)), exchanged, c.channels, c.filters, c.samples)
 end
 
-"""How many pairs of points there are for a kernel of `n` elements along one of two axes: three if it is the only one, else two."""
-pairs(n::Int, kernels::NTuple{2,Int}) = n == 1 ? 0 : minimum(kernels) == 1 ? 3 : 2
-
-const WINOGRAD_ALWAYS = Ref(false)  # for tests
+"""
+The convolution by tiles, or its transpose for the gradient by the input, where a training step may use it and it is less work
+than `direct(c)`; else `nothing`.
+"""
+function by_winograd(c::Convolution, @nospecialize(T::DataType); transpose::Bool=false, direct=direct_work)
+    state().winograd || return nothing
+    tiled = tiled_convolution(c, T)
+    tiled === nothing && return nothing
+    transpose && (tiled = transposed(tiled))
+    return winograd_work(tiled, transpose) < direct(c) ? tiled : nothing
+end
 
 """
-What an element costs that a transform reads or makes for its places, that is copied into another order (of channels and of
-weights), and of a window that is copied, in multiplications of a product. Measured on one core, with vectors of 64 and 32 bytes.
+What an element costs that a transform reads or makes for its places, that is copied into another order (of planes; of a weight,
+and of one whose filters become channels), and of a window that is copied, in multiplications of a product. Measured on one core,
+with vectors of 64 and of 32 bytes.
 """
-const PLACED, COPIED, COPIED_WEIGHT, COPIED_WINDOW = 6, 12, 60, 20
+const PLACED, COPIED, COPIED_WEIGHT, COPIED_TRANSPOSE, COPIED_WINDOW = 6, 12, 15, 60, 20
 
-"""Multiplications that a convolution by tiles, or a gradient of one, takes about as long as."""
-function winograd_work(c::TiledConvolution)
+"""Multiplications that a convolution by tiles, its transpose, or a gradient by the weight takes about as long as."""
+function winograd_work(c::TiledConvolution, transpose::Bool)
     channels, filters = whole_vectors(c.channels), whole_vectors(c.filters)
     products = places(c) * tiles(c) * c.channels * filters
     transforms = PLACED * places(c) * tiles(c) * (channels + filters)
     first, second = c.axes
     copies = COPIED * (channels * first.length * second.length + filters * first.outputs * second.outputs)
-    elements = first.kernel * second.kernel
-    weight = c.channels * filters * elements * (places(c) + COPIED_WEIGHT)
+    weight = c.channels * filters * first.kernel * second.kernel * (places(c) + (transpose ? COPIED_TRANSPOSE : COPIED_WEIGHT))
     return c.samples * (products + transforms + copies) + weight
 end
 
@@ -95,7 +102,7 @@ direct_work(c::Convolution) = c.samples * c.taps * (whole_vectors(c.pixels) * c.
 # Lowering ---------------------------------------------------------------------------------------------------------------
 
 """Bytes of what the tiles of a block read and make, at most: they stay in the second-level cache."""
-const TILED_BYTES = Ref(2^19)
+const TILED_BYTES = 2^19
 
 vector_lanes() = Kernels.VECTOR_BYTES[] ÷ sizeof(Float32)
 """Channels in whole vectors; what the last ones hold is never used."""
@@ -109,11 +116,11 @@ function place_memory!(p::Instructions, channels::Int, tiles::Int, places::Int)
 end
 
 first_tiles(m::Memory, n::Int) = Memory(m.root, m.address, m.eltype, Int[m.dims[1], n, m.dims[3]], m.strides)
-strided(m::Memory, dims::Vector{Int}, strides::Vector{Int}, offset::Int=0) =
+with_strides(m::Memory, dims::Vector{Int}, strides::Vector{Int}, offset::Int=0) =
     Memory(m.root, at_element(m, offset), m.eltype, dims, strides)
 
 """The planes (lengths..., channels, samples) of some samples."""
-of_samples(m::Memory, first::Int, count::Int) = strided(m, Int[m.dims[1:end-1]; count], m.strides, first * m.strides[end])
+of_samples(m::Memory, first::Int, count::Int) = with_strides(m, Int[m.dims[1:end-1]; count], m.strides, first * m.strides[end])
 
 """
 The planes (lengths..., channels, samples) of a block with the channels in one piece: `all` itself where they lie so, or memory to
@@ -127,8 +134,13 @@ end
 function planes!(p::Instructions, m::Memory, samples::Int)
     channels = m.dims[end-1]
     m.strides[end-1] == 1 && channels == whole_vectors(channels) && return Planes(m, nothing)
-    room = scratch!(p, Float32, Int[whole_vectors(channels); m.dims[1:end-2]; samples])
-    return Planes(m, strided(room, Int[m.dims[1:end-1]; samples], Int[room.strides[2:end-1]; 1; room.strides[end]]))
+    return turned_planes!(p, m, m.dims[1:end-1], samples)
+end
+
+"""Planes (lengths..., channels) in memory with the channels in one piece."""
+function turned_planes!(p::Instructions, all::Memory, dims::Vector{Int}, samples::Int)
+    room = scratch!(p, Float32, Int[whole_vectors(dims[end]); dims[1:end-1]; samples])
+    return Planes(all, with_strides(room, Int[dims; samples], Int[room.strides[2:end-1]; 1; room.strides[end]]))
 end
 
 of_block(x::Planes, first::Int, count::Int) =
@@ -136,7 +148,7 @@ of_block(x::Planes, first::Int, count::Int) =
 
 function copy_in!(p::Instructions, x::Planes, first::Int, count::Int)
     x.turned === nothing && return nothing
-    by_channel(m) = (order = Int[length(m.dims) - 1; 1:length(m.dims)-2; length(m.dims)]; strided(m, m.dims[order], m.strides[order]))
+    by_channel(m) = (order = Int[length(m.dims) - 1; 1:length(m.dims)-2; length(m.dims)]; with_strides(m, m.dims[order], m.strides[order]))
     return emit_copy!(p, by_channel(of_block(x, first, count)), by_channel(of_samples(x.all, first, count)))
 end
 copy_out!(p::Instructions, x::Planes, first::Int, count::Int) =
@@ -177,7 +189,8 @@ end
 
 """G of two axes, (elements of the kernel, places), in Float32; `flipped` with the elements from the last to the first."""
 function weight_transform(kernels::NTuple{2,Int}, flipped::Bool)
-    g, h = (weight_transform(k, pairs(k, kernels)) for k in kernels)
+    pairs = minimum(kernels) == 1 ? 3 : 2
+    g, h = (weight_transform(k, k == 1 ? 0 : pairs) for k in kernels)
     both = Float32[g[i, k] * h[j, l] for k in axes(g, 2), l in axes(h, 2), i in axes(g, 1), j in axes(h, 1)]
     elements = reshape(both, prod(kernels), :)
     return flipped ? elements[end:-1:1, :] : elements
@@ -205,9 +218,9 @@ function weight_places!(p::Instructions, c::TiledConvolution, weight::Memory, fl
     k, rows, summed = of_weight.dims[1], whole_vectors(c.filters), c.channels
     strides = flipped ? Int[k, 1, k * c.filters] : Int[k * c.channels, 1, k]
     elements = scratch!(p, Float32, Int[rows, k, summed])
-    emit_copy!(p, strided(elements, Int[c.filters, k, summed], elements.strides), strided(weight, Int[c.filters, k, summed], strides))
+    emit_copy!(p, with_strides(elements, Int[c.filters, k, summed], elements.strides), with_strides(weight, Int[c.filters, k, summed], strides))
     found = scratch!(p, Float32, Int[rows, summed, places(c)])
-    emit_matmul!(p, strided(found, Int[rows, places(c), summed], found.strides[[1, 3, 2]]), elements, for_each_matrix(of_weight, summed), 0)
+    emit_matmul!(p, with_strides(found, Int[rows, places(c), summed], found.strides[[1, 3, 2]]), elements, for_each_matrix(of_weight, summed), 0)
     return found
 end
 
@@ -228,7 +241,7 @@ function Blocks(c::TiledConvolution)
     equal(n, most) = cld(n, cld(n, max(most, 1)))  # in about equal parts
     axis = c.axes[2].pairs == 0 ? 1 : 2
     n = tiles(c.axes[axis])
-    return Blocks(equal(c.samples, min(TILED_BYTES[] ÷ bytes, c.samples)), axis, equal(n, min(n * TILED_BYTES[] ÷ bytes, n)))
+    return Blocks(equal(c.samples, min(TILED_BYTES ÷ bytes, c.samples)), axis, equal(n, min(n * TILED_BYTES ÷ bytes, n)))
 end
 
 """The tiles of a block, at most."""
@@ -278,7 +291,7 @@ function emit_winograd!(after, p::Instructions, c::TiledConvolution, made::Plane
             n = count * counts[1] * counts[2]
             a, y = first_tiles(read, n), first_tiles(written, n)
             emit_transform!(p, :places_of_input, c, of_block(input, first, count), a, places_before(c, before), counts)
-            emit_matmul!(p, y, weights, strided(a, Int[c.channels, n, places(c)], a.strides), 0)
+            emit_matmul!(p, y, weights, with_strides(a, Int[c.channels, n, places(c)], a.strides), 0)
             emit_transform!(p, :from_places, c, of_block(made, first, count), y, outputs_before(c, before), counts)
         end
         after(first, count)
@@ -301,15 +314,15 @@ function emit_winograd_weight_gradient!(p::Instructions, c::TiledConvolution, ou
             a, b = first_tiles(given, n), first_tiles(read, n)
             emit_transform!(p, :places_of_input, c, of_block(input, first, count), b, places_before(c, before), counts)
             emit_transform!(p, :places_of_upstream, c, of_block(upstream, first, count), a, outputs_before(c, before), counts)
-            across = strided(b, Int[n, c.channels, places(c)], b.strides[[2, 1, 3]])
+            across = with_strides(b, Int[n, c.channels, places(c)], b.strides[[2, 1, 3]])
             emit_matmul!(p, total, a, across, first + tile == 0 ? 0 : 1)
         end
     end
     of_weight = weight_transform!(p, c, false)
     k = of_weight.dims[1]
     elements = scratch!(p, Float32, Int[rows, k, c.channels])
-    emit_matmul!(p, elements, strided(total, total.dims[[1, 3, 2]], total.strides[[1, 3, 2]]),
+    emit_matmul!(p, elements, with_strides(total, total.dims[[1, 3, 2]], total.strides[[1, 3, 2]]),
         for_each_matrix(turned(of_weight), c.channels), 0)
-    return emit_copy!(p, strided(out, Int[k, c.channels, c.filters], Int[1, k, k * c.channels]),
-        strided(elements, Int[k, c.channels, c.filters], Int[rows, rows * k, 1]))
+    return emit_copy!(p, with_strides(out, Int[k, c.channels, c.filters], Int[1, k, k * c.channels]),
+        with_strides(elements, Int[k, c.channels, c.filters], Int[rows, rows * k, 1]))
 end
