@@ -260,8 +260,8 @@ end
 #
 # What a filter sees of a sequence (C, T) is then one stretch of memory, and each step begins a stride later. A vector
 # holds the sums of all filters of a band for one step, each added up in the order in which the stretch lies: that is also
-# the other frameworks' order, so that near-ties in a pool are rounded and broken as theirs are. Sixteen steps are computed
-# together; the pools are taken from the first-level cache.
+# the other frameworks' order, so that near-ties in a pool are rounded and broken as theirs are (but not where a training step
+# convolves by Winograd's algorithm). Sixteen steps are computed together; the pools are taken from the first-level cache.
 
 """Sizes of the kernels for sequences; addresses of memory to work in."""
 struct SequenceNumbers
@@ -362,8 +362,8 @@ end
     bias == C_NULL ? repeated(V, zero(T)) : load_lanes(V, bias + sizeof(T) * band, lanes, spare)
 
 """
-The pools of a band of filters, whose steps lie `apart` bytes apart: o and `count` elements on, of each filter, the largest of
-each window and which that was.
+The pools of a band of filters, whose steps lie `apart` bytes apart: for each filter at o the largest element of each window, and
+`count` elements on which that was.
 """
 @inline function pool_steps!(o::Ptr{T}, count::Int, steps::Ptr{T}, apart::Int, bias::V, lanes::Int, row::Ptr{T}, pooled::Int,
         window::Int, stride::Int, relu::Bool) where {W,T,V<:Vec{W,T}}
@@ -388,8 +388,8 @@ end
 
 """
 The same of sequences a (filters, steps, samples) that are convolved already. n is (pooled, filters, samples, window), sa how far
-a step, a sample and a window (in steps) are from the next; i holds whether there is
-ReLU and the address of memory to work in; c is the bias or null.
+a step, a sample and a window (in steps) are from the next, so how far the second half of the result is from the first; i holds
+whether there is ReLU, and the address of memory to work in; c is the bias or null.
 """
 @inline function pool_convolved!(::Type{V}, x::Instruction{T}) where {W,T,V<:Vec{W,T}}
     pooled, filters, samples, window = x.n

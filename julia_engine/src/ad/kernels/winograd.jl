@@ -1,5 +1,6 @@
-# Winograd's algorithm: the transforms of tiles. Channels are innermost, so that a vector has the same place of neighbouring
-# channels, and a transform is sums of vectors. What belongs to ± a point has the same even part and the opposite odd one.
+# Winograd's algorithm: the transforms of tiles, see ../ops/winograd.jl. Channels are innermost, so that a vector has the same
+# place of neighbouring channels, and a transform is sums of vectors. Of a polynomial at ± a point the even part is the same,
+# and the odd one the opposite.
 
 """
 Where planes and places lie, in elements, for the transforms of some tiles; the first axis is one with tiles.
@@ -21,7 +22,10 @@ struct TileNumbers
 end
 @inline tile_numbers(p::Ptr{Int64}) = unsafe_load(Ptr{TileNumbers}(p))
 
-"""Elements of a kernel along an axis, beside 0 and infinity, are evaluated at ± these points: for two axes, and for one."""
+"""
+By how many they are, ± which points polynomials are evaluated at, beside 0 and infinity: two for kernels along two axes, three
+for those along one. Of the symmetric sets that were tried these have the smallest errors.
+"""
 const POINTS = Dict(2 => (3 // 4, 3 // 2), 3 => (1 // 2, 1 // 1, 2 // 1))
 
 """The coefficients of the product of x - root², in x, lowest first."""
@@ -163,7 +167,8 @@ end
         if N == 2
             made = min(s.step[2], s.dims[2] - row)
             for i in 0:places-1
-                transform_output!(V, Val(N), rows + i * sizeof(V), places * sizeof(V), a + i * apart, places * apart, s.step[2], made)
+                transform_output!(V, Val(N), rows + i * sizeof(V), places * sizeof(V), a + i * apart, places * apart, s.step[2],
+                    made)
             end
             for j in 0:made-1
                 transform_output!(V, Val(N), o + j * down, along, rows + j * places * sizeof(V), sizeof(V), s.step[1], count)

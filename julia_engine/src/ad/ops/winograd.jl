@@ -7,11 +7,12 @@
 #
 # and over two axes 36 rather than 144: F(4 x 4, 3 x 3) of A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural
 # Networks, 2016, after S. Winograd, Arithmetic Complexity of Computations, 1980. Over channels they are matrix products, one
-# for each place of all tiles. Images are turned first, so that channels lie in one piece, and transforms are sums of vectors.
+# for each place of all tiles. A block of samples is copied first, so that its channels lie in one piece: transforms are sums of
+# vectors of channels, and add little to the time of the products.
 #
-# A sum of products rounds otherwise: with 64 channels of normal numbers, the root mean square error was ... of the results'
-# standard deviation, and ... for sums. What is not finite makes NaN of the results around. So it is for training steps in
-# Float32 only, where the technique `winograd` is on.
+# A sum of products rounds otherwise: with 64 channels of normal numbers, the root mean square error was 7e-7 to 8e-7 of the
+# results' standard deviation, and 1.5e-7 to 4e-7 for sums. What is not finite makes NaN of the results around. So it is for
+# training steps in Float32 only, where the technique `winograd` is on.
 
 """Elements of a kernel along an axis, at most."""
 const LONGEST_KERNEL = 5
@@ -146,9 +147,11 @@ end
 of_block(x::Planes, first::Int, count::Int) =
     x.turned === nothing ? of_samples(x.all, first, count) : of_samples(x.turned, 0, count)
 
+"""Copy a block's planes to where the channels lie in one piece, if they don't yet; or back. The result's first axis comes first."""
 function copy_in!(p::Instructions, x::Planes, first::Int, count::Int)
     x.turned === nothing && return nothing
-    by_channel(m) = (order = Int[length(m.dims) - 1; 1:length(m.dims)-2; length(m.dims)]; with_strides(m, m.dims[order], m.strides[order]))
+    n = length(x.all.dims)
+    by_channel(m) = with_strides(m, m.dims[Int[n - 1; 1:n-2; n]], m.strides[Int[n - 1; 1:n-2; n]])
     return emit_copy!(p, by_channel(of_block(x, first, count)), by_channel(of_samples(x.all, first, count)))
 end
 copy_out!(p::Instructions, x::Planes, first::Int, count::Int) =
@@ -217,10 +220,11 @@ function weight_places!(p::Instructions, c::TiledConvolution, weight::Memory, fl
     of_weight = weight_transform!(p, c, flipped)
     k, rows, summed = of_weight.dims[1], whole_vectors(c.filters), c.channels
     strides = flipped ? Int[k, 1, k * c.filters] : Int[k * c.channels, 1, k]
-    elements = scratch!(p, Float32, Int[rows, k, summed])
-    emit_copy!(p, with_strides(elements, Int[c.filters, k, summed], elements.strides), with_strides(weight, Int[c.filters, k, summed], strides))
+    elements, dims = scratch!(p, Float32, Int[rows, k, summed]), Int[c.filters, k, summed]
+    emit_copy!(p, with_strides(elements, dims, elements.strides), with_strides(weight, dims, strides))
     found = scratch!(p, Float32, Int[rows, summed, places(c)])
-    emit_matmul!(p, with_strides(found, Int[rows, places(c), summed], found.strides[[1, 3, 2]]), elements, for_each_matrix(of_weight, summed), 0)
+    emit_matmul!(p, with_strides(found, found.dims[[1, 3, 2]], found.strides[[1, 3, 2]]), elements,
+        for_each_matrix(of_weight, summed), 0)
     return found
 end
 
@@ -272,7 +276,7 @@ function emit_blocks!(emit, p::Instructions, c::TiledConvolution, b::Blocks, x::
     end
 end
 
-"""out (lengths..., filters, samples) = the convolution of x; the weight is (kernel..., channels, filters), or see `weight_places!`."""
+"""out (lengths..., filters, samples) = the convolution of x; for the weight see `weight_places!`."""
 function emit_winograd!(p::Instructions, c::TiledConvolution, out::Memory, x::Memory, weight::Memory, flipped::Bool)
     made = planes!(p, out, Blocks(c).samples)
     return emit_winograd!((first, count) -> copy_out!(p, made, first, count), p, c, made, x, weight, flipped)
