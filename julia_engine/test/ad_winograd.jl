@@ -170,7 +170,7 @@ HAS_VECTORS && @testset "where it may be, and is less work" begin
     @test all(n -> chosen(64, n..., (3, 3)) !== nothing, ((32, 64, (16, 16)), (64, 128, (8, 8)), (8, 16, (16, 16))))
     @test all(n -> chosen(n..., (3, 3)) === nothing, ((64, 2, 32, (32, 32)), (1, 64, 128, (4, 4)), (0, 32, 64, (16, 16))))
     of = [AD.winograd_work(AD.tiled_convolution(AD.Convolution([n, n, 32, 8], [3, 3, 32, 64],
-        attributes_of(CONV, settings(2, [1, 1, 1, 1]))), Float32), false) for n in (64, 128, 256)]
+        attributes_of(CONV, settings(2, [1, 1, 1, 1]))), Float32)) for n in (64, 128, 256)]
     @test all(ratio -> 3.9 < ratio < 4.1, of[2:3] ./ of[1:2])
     # A compiled function and a prediction are no training steps.
     x, weight = randn(RANDOM, Float32, 16, 16, 32, 4), randn(RANDOM, Float32, 3, 3, 32, 32)
@@ -196,6 +196,17 @@ HAS_VECTORS && @testset "pools of sequences" begin
         @test all(I -> which[I] < 0 ? expected[I] == 0 :
             before[(I[1]-1)*stride+Int(which[I])+1, I[2], I[3]] ≈ expected[I], CartesianIndices(which))
     end
+end
+
+@testset "instructions are appended again" begin
+    x, y, code = AD.Memory(Float32[1, 2, 3, 4]), AD.Memory(zeros(Float32, 4)), AD.Instructions()
+    part(m, k) = AD.with_strides(m, [2], [1], k)
+    AD.emit_copy!(code, part(y, 0), part(AD.in_slot(x, 3), 0))
+    AD.emit_again!(code, 1:1, part(x, 0).address => part(x, 2).address, part(y, 0).address => part(y, 2).address)
+    AD.execute!(code)
+    @test y.root == x.root && length(code.segments) == 1
+    # An argument that is put elsewhere for a call is found in both.
+    @test [(s.number, s.instruction, s.field) for s in code.slots] == [(3, 1, 3), (3, 2, 3)]
 end
 
 # Training -------------------------------------------------------------------------------------------------------------

@@ -130,11 +130,12 @@ function emit_elementwise!(p::Instructions, name::Symbol, out::Memory, inputs::V
     return emit_loops!(p, T, name, out.dims, operands, strides, i, f)
 end
 
-"""Copies of matrices that lie by rows into such that lie by columns have a kernel of their own, from one vector's length on."""
+"""Copies of matrices that lie by rows into such that lie by columns have a kernel of their own, from a short vector's length on."""
 function copy_kernel(@nospecialize(T::DataType), n::Vector{Int}, s::Vector{Vector{Int}})
-    bytes = Kernels.VECTOR_BYTES[]
-    turns = length(n) >= 2 && bytes > 0 && s[1][1] == 1 && s[2][1] > 1 && s[2][2] == 1 && s[1][2] > 1
-    return turns && min(n[1], n[2]) >= bytes ÷ sizeof(T) ? Symbol(:turn_, bytes) : :copy
+    longest = Kernels.VECTOR_BYTES[]
+    length(n) >= 2 && longest > 0 && s[1][1] == 1 && s[2][1] > 1 && s[2][2] == 1 && s[1][2] > 1 || return :copy
+    bytes = min(n[1], n[2]) * sizeof(T)
+    return bytes >= longest ? Symbol(:turn_, longest) : bytes >= 32 ? :turn_32 : :copy
 end
 
 emit_copy!(p::Instructions, out::Memory, x::Memory) = emit_elementwise!(p, :copy, out, Memory[x])

@@ -76,24 +76,23 @@ function by_winograd(c::Convolution, @nospecialize(T::DataType); transpose::Bool
     tiled = tiled_convolution(c, T)
     tiled === nothing && return nothing
     transpose && (tiled = transposed(tiled))
-    return winograd_work(tiled, transpose) < direct(c) ? tiled : nothing
+    return winograd_work(tiled) < direct(c) ? tiled : nothing
 end
 
 """
-What an element costs that a transform reads or makes for its places, that is copied into another order (of planes; of a weight,
-and of one whose filters become channels), and of a window that is copied, in multiplications of a product. Measured on one core,
-with vectors of 64 and of 32 bytes.
+What an element costs that a transform reads or makes for its places, that is copied into another order (of planes, and of a
+weight), and of a window that is copied, in multiplications of a product. Measured on one core, with vectors of 64 and of 32 bytes.
 """
-const PLACED, COPIED, COPIED_WEIGHT, COPIED_TRANSPOSE, COPIED_WINDOW = 6, 12, 15, 60, 20
+const PLACED, COPIED, COPIED_WEIGHT, COPIED_WINDOW = 6, 12, 15, 20
 
-"""Multiplications that a convolution by tiles, its transpose, or a gradient by the weight takes about as long as."""
-function winograd_work(c::TiledConvolution, transpose::Bool)
+"""Multiplications that a convolution by tiles, or a gradient of one, takes about as long as."""
+function winograd_work(c::TiledConvolution)
     channels, filters = whole_vectors(c.channels), whole_vectors(c.filters)
     products = places(c) * tiles(c) * c.channels * filters
     transforms = PLACED * places(c) * tiles(c) * (channels + filters)
     first, second = c.axes
     copies = COPIED * (channels * first.length * second.length + filters * first.outputs * second.outputs)
-    weight = c.channels * filters * first.kernel * second.kernel * (places(c) + (transpose ? COPIED_TRANSPOSE : COPIED_WEIGHT))
+    weight = c.channels * filters * (first.kernel * second.kernel * (places(c) + COPIED_WEIGHT) + PLACED * places(c))
     return c.samples * (products + transforms + copies) + weight
 end
 
