@@ -41,6 +41,7 @@ JULIA_GROUPS = {
         "ad_tape",
         "ad_tiles",
         "ad_transforms",
+        "ad_winograd",
         "network_embedding",
         "network_entry",
         "network_training",

@@ -221,7 +221,6 @@ PYTHON_ONLY = {
     },
     "ad/ops/product_parts.py": "for kernels of numpy's BLAS; Julia computes in tiles what it does not leave to BLAS",
     "ad/ops/blocks.py": "samples in blocks, between calls of numpy; Julia's loops are blocked where they are",
-    "ad/ops/winograd.py": "fewer multiplications by matrix products alone; not in Julia yet",
     "ad/compile/zero_copy.py": "large arrays used in place by replays; in Julia that is part of compiled functions",
     "network/read_ahead.py": "of a mapped file; Python asks for its rows on behalf of the Julia engine, too",
     "network/lazy_updates.py": "rows that Adam updates later, at once; Julia's update is one pass, not ten",

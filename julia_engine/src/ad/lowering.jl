@@ -36,10 +36,34 @@ function emit!(p::Instructions, @nospecialize(T::DataType), name::Symbol, at::Ad
         at[k].slot == 0 || keep!(p, Slot(at[k].slot, single, last, k + 1))  # the first field is the kernel
     end
     places.slot == 0 || keep!(p, Slot(places.slot, single, last, 6))
+    return extend!(p, single, last)
+end
+
+"""
+Append instructions of Float32 that are there already once more, with two of their addresses exchanged for others: that is done
+sooner than to find out the same for each part of an array.
+"""
+function emit_again!(p::Instructions, range::UnitRange{Int}, x::Pair{Address,Address}, y::Pair{Address,Address})
+    moved(at::Ptr{Float32}) = at == first(x).pointer ? Ptr{Float32}(last(x)) : at == first(y).pointer ? Ptr{Float32}(last(y)) : at
+    ahead = length(p.f32) + 1 - first(range)
+    for i in range
+        it = p.f32[i]
+        push!(p.f32, Kernels.piece(it, moved(it.out), moved(it.a), it.b, it.n))
+    end
+    for k in 1:length(p.slots)
+        slot = p.slots[k]
+        slot.single && slot.instruction in range && keep!(p, Slot(slot.number, true, slot.instruction + ahead, slot.field))
+    end
+    return extend!(p, true, first(range) + ahead)
+end
+
+"""Let the instructions from `first` on be done after those before."""
+function extend!(p::Instructions, single::Bool, first::Int)
+    last = single ? length(p.f32) : length(p.f64)
     if !isempty(p.segments) && p.segments[end].single == single && p.segments[end].tile == 0
         p.segments[end] = Segment(single, p.segments[end].first, last)
     else
-        push!(p.segments, Segment(single, last, last))
+        push!(p.segments, Segment(single, first, last))
     end
     return nothing
 end
@@ -106,11 +130,12 @@ function emit_elementwise!(p::Instructions, name::Symbol, out::Memory, inputs::V
     return emit_loops!(p, T, name, out.dims, operands, strides, i, f)
 end
 
-"""Copies of matrices that lie by rows into such that lie by columns have a kernel of their own, from one vector's length on."""
+"""Copies of matrices that lie by rows into such that lie by columns have a kernel of their own, from a short vector's length on."""
 function copy_kernel(@nospecialize(T::DataType), n::Vector{Int}, s::Vector{Vector{Int}})
-    bytes = Kernels.VECTOR_BYTES[]
-    turns = length(n) >= 2 && bytes > 0 && s[1][1] == 1 && s[2][1] > 1 && s[2][2] == 1 && s[1][2] > 1
-    return turns && min(n[1], n[2]) >= bytes ÷ sizeof(T) ? Symbol(:turn_, bytes) : :copy
+    longest = Kernels.VECTOR_BYTES[]
+    length(n) >= 2 && longest > 0 && s[1][1] == 1 && s[2][1] > 1 && s[2][2] == 1 && s[1][2] > 1 || return :copy
+    bytes = min(n[1], n[2]) * sizeof(T)
+    return bytes >= longest ? Symbol(:turn_, longest) : bytes >= 32 ? :turn_32 : :copy
 end
 
 emit_copy!(p::Instructions, out::Memory, x::Memory) = emit_elementwise!(p, :copy, out, Memory[x])

@@ -12,6 +12,7 @@ What the engine is doing in this task.
 - `differentiating`: whether a function runs that a transform was given.
 - `scope`: the layer whose ops are being made.
 - `techniques`: those of the compiled function, for the tapes inside it.
+- `winograd`: whether convolutions may be computed by Winograd's algorithm: while the tape of a training step is made.
 - `reuse`: while the rule of a gradient runs: memory for its values.
 - `mixed`: whether a dual number has ever met a tensor; else none is looked for.
 - `code`: a list for the instructions of the next op, unless one is being computed.
@@ -24,11 +25,12 @@ mutable struct State
     differentiating::Bool
     scope::String
     techniques::Techniques
+    winograd::Bool
     reuse::Union{Nothing,Reuse}
     mixed::Bool
     code::Union{Nothing,Instructions}
 end
-new_state() = State(nothing, nothing, false, true, false, "", Techniques(), nothing, false, nothing)
+new_state() = State(nothing, nothing, false, true, false, "", Techniques(), false, nothing, false, nothing)
 state() = get!(new_state, task_local_storage(), :TwinGrad)::State
 
 """

@@ -27,6 +27,8 @@ brackets.
 - `flat_parameters`: one optimizer loop over one vector of all parameters; off: one per tensor.
 - `sparse_columns`: the gradient of an embedding is kept for the columns that were looked up, until the update (row-sparse
   in the papers' layout); off: as a whole matrix, one for each thread.
+- `winograd`: convolutions without strides, of kernels of up to five elements along one axis or two, are computed by Winograd's
+  algorithm in training steps in Float32, where that takes less work; off: all by sums of products.
 - `split_batch`: split the batch over threads, or the large products of a batch that stays whole, BLAS at one thread inside;
   off: BLAS has all threads.
 
@@ -48,11 +50,12 @@ struct Techniques
     batched::Bool
     flat_parameters::Bool
     sparse_columns::Bool
+    winograd::Bool
     split_batch::Bool
 end
 
 Techniques(; replay=true, preallocate=true, reuse_memory=true, in_place=true, views=true, place_parts=true,
     simplify=true, join=true, fuse=true, fused_loss=true, concrete=true, batched=true, flat_parameters=true, sparse_columns=true,
-    split_batch=true) =
+    winograd=true, split_batch=true) =
     Techniques(replay, preallocate, reuse_memory, in_place, views, place_parts, simplify, join, fuse, fused_loss,
-        concrete, batched, flat_parameters, sparse_columns, split_batch)
+        concrete, batched, flat_parameters, sparse_columns, winograd, split_batch)

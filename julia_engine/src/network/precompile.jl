@@ -11,7 +11,8 @@ const PRECOMPILED_SESSIONS = (
             "op=layer_norm eps=1e-5", "op=rnn units=3 activation=tanh returns=last", "op=activation activation=tanh",
             "op=dense units=2 bias=true")),
     ("softmax_cross_entropy", "numbers", "1,8,8", "name=adam learning_rate=0.1 betas=0.9,0.999 eps=1e-8 weight_decay=0.0",
-        ("op=conv2d filters=4 kernel=3,3 stride=1,1 padding=1,1,1,1 dilation=1,1 groups=1 bias=true",
+        ("op=conv2d filters=16 kernel=3,3 stride=1,1 padding=1,1,1,1 dilation=1,1 groups=1 bias=true",
+            "op=conv2d filters=16 kernel=3,3 stride=1,1 padding=1,1,1,1 dilation=1,1 groups=1 bias=false",  # by Winograd's algorithm
             "op=batch_norm momentum=0.1 eps=1e-5", "op=activation activation=relu",
             "op=max_pool2d window=2,2 stride=2,2 padding=0,0,0,0 dilation=1,1 ceil_mode=false",
             "op=conv2d filters=4 kernel=2,2 stride=1,1 padding=0,0,0,0 dilation=1,1 groups=2 bias=false",

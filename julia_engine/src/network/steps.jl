@@ -149,7 +149,7 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     end
     first_state = length(outputs)
     append!(outputs, Tensor[new for (_, new) in news])
-    tape = Tape(AD.traced(nodes, inputs, outputs); results=results, techniques=techniques)
+    tape = AD.@entering winograd=techniques.winograd Tape(AD.traced(nodes, inputs, outputs); results=results, techniques=techniques)
     columns = Columns{T}[Columns{T}(layout.offsets[i], layout.dims[i][1], layout.dims[i][2], g.attrs.padding_index::Int,
         Ptr{T}(address(tape.outputs[k+1])), Ptr{Int64}(address(tape.outputs[k+2])),
         length(tape.outputs[k+2]::Array{Int64}), AD.zeroed!(Vector{Int32}(undef, layout.dims[i][2])))

@@ -28,5 +28,6 @@ include("convolution.jl")
 include("pooling.jl")
 include("fused_pooling.jl")
 include("operations.jl")
+include("winograd.jl")
 
 end

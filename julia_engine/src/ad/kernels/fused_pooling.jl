@@ -260,8 +260,8 @@ end
 #
 # What a filter sees of a sequence (C, T) is then one stretch of memory, and each step begins a stride later. A vector
 # holds the sums of all filters of a band for one step, each added up in the order in which the stretch lies: that is also
-# the other frameworks' order, so that near-ties in a pool are rounded and broken as theirs are. Sixteen steps are computed
-# together; the pools are taken from the first-level cache.
+# the other frameworks' order, so that near-ties in a pool are rounded and broken as theirs are (but not where a training step
+# convolves by Winograd's algorithm). Sixteen steps are computed together; the pools are taken from the first-level cache.
 
 """Sizes of the kernels for sequences; addresses of memory to work in."""
 struct SequenceNumbers
@@ -334,7 +334,6 @@ the filters in bands, c: bias or null.
     count = s.pooled * s.filters * s.samples
     row, bytes = Ptr{T}(s.spare), sizeof(T) * s.step
     steps = row + 2 * sizeof(V)
-    zeros = repeated(V, zero(T))
     for n in 0:s.samples-1, band in 0:W:s.filters-1
         a = x.a + sizeof(T) * n * s.sample
         w = x.b + sizeof(T) * band * s.stretch
@@ -351,26 +350,56 @@ the filters in bands, c: bias or null.
             steps!(V, Val(1), steps + t * sizeof(V), a + t * bytes, w, s.stretch, bytes)
             t += 1
         end
-        bias = zeros
         lanes = min(W, s.filters - band)
-        x.c == C_NULL || (bias = load_lanes(V, x.c + sizeof(T) * band, lanes, row))
-        for p in 0:s.pooled-1
-            at_step = steps + p * s.stride * sizeof(V)
-            m, which = plus(load(V, at_step), bias), zeros
-            for k in 1:s.window-1
-                v = plus(load(V, at_step + k * sizeof(V)), bias)
-                which = where_larger(v, m, repeated(V, T(k)), which)
-                m = where_larger(v, m, v, m)
-            end
-            m, which = activated(m, which, s.relu == 1)
-            store!(row, m)
-            store!(row + sizeof(V), which)
-            o = x.out + sizeof(T) * ((n * s.filters + band) * s.pooled + p)
-            for f in 1:lanes
-                put!(o, unsafe_load(row, f), f, s.pooled)
-                put!(o + sizeof(T) * count, unsafe_load(row, W + f), f, s.pooled)
-            end
+        bias = band_bias(V, x.c, band, lanes, row)
+        o = x.out + sizeof(T) * (n * s.filters + band) * s.pooled
+        pool_steps!(o, count, steps, sizeof(V), bias, lanes, row, s.pooled, s.window, s.stride, s.relu == 1)
+    end
+    return nothing
+end
+
+@inline band_bias(::Type{V}, bias::Ptr{T}, band::Int, lanes::Int, spare::Ptr{T}) where {T,V<:Lanes{T}} =
+    bias == C_NULL ? repeated(V, zero(T)) : load_lanes(V, bias + sizeof(T) * band, lanes, spare)
+
+"""
+The pools of a band of filters, whose steps lie `apart` bytes apart: for each filter at o the largest element of each window, and
+`count` elements on which that was.
+"""
+@inline function pool_steps!(o::Ptr{T}, count::Int, steps::Ptr{T}, apart::Int, bias::V, lanes::Int, row::Ptr{T}, pooled::Int,
+        window::Int, stride::Int, relu::Bool) where {W,T,V<:Vec{W,T}}
+    for p in 0:pooled-1
+        at_step = steps + p * stride * apart
+        m, which = plus(load(V, at_step), bias), repeated(V, zero(T))
+        for k in 1:window-1
+            v = plus(load(V, at_step + k * apart), bias)
+            which = where_larger(v, m, repeated(V, T(k)), which)
+            m = where_larger(v, m, v, m)
         end
+        m, which = activated(m, which, relu)
+        store!(row, m)
+        store!(row + sizeof(V), which)
+        for f in 1:lanes
+            put!(o + sizeof(T) * p, unsafe_load(row, f), f, pooled)
+            put!(o + sizeof(T) * (count + p), unsafe_load(row, W + f), f, pooled)
+        end
+    end
+    return nothing
+end
+
+"""
+The same of sequences a (filters, steps, samples) that are convolved already. n is (pooled, filters, samples, window), sa how far
+a step, a sample and a window (in steps) are from the next, so how far the second half of the result is from the first; i holds
+whether there is ReLU, and the address of memory to work in; c is the bias or null.
+"""
+@inline function pool_convolved!(::Type{V}, x::Instruction{T}) where {W,T,V<:Vec{W,T}}
+    pooled, filters, samples, window = x.n
+    row = Ptr{T}(x.i[2])
+    for n in 0:samples-1, band in 0:W:filters-1
+        lanes = min(W, filters - band)
+        bias = band_bias(V, x.c, band, lanes, row)
+        a = x.a + sizeof(T) * (n * x.sa[2] + band)
+        o = x.out + sizeof(T) * (n * filters + band) * pooled
+        pool_steps!(o, x.so[1], a, sizeof(T) * x.sa[1], bias, lanes, row, pooled, window, x.sa[3], x.i[1] == 1)
     end
     return nothing
 end
@@ -521,6 +550,7 @@ for (bytes, vector, steps) in ((64, :wide, 16), (32, :narrow, 8))
     end
     operation!(Symbol(:split_columns_, bytes), :(split_columns!($vector(T), x)))
     operation!(Symbol(:pool_sequences_, bytes), :(pool_sequences!(narrow(T), Val($steps), x)))
+    operation!(Symbol(:pool_convolved_, bytes), :(pool_convolved!($vector(T), x)))
     operation!(Symbol(:pool_sequences_gradient_, bytes), :(pool_sequences_gradient!($vector(T), x)))
     operation!(Symbol(:unpool_sequences_, bytes), :(unpool_sequences!($vector(T), x)))
 end

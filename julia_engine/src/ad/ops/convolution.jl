@@ -139,6 +139,8 @@ function forward_conv(p, out, inputs, attrs)
     length(out) == 0 && return nothing
     length(w) == 0 && return emit_fill!(p, out, 0)
     c = Convolution(x.dims, w.dims, attrs)
+    tiled = by_winograd(c, out.eltype)
+    tiled === nothing || return emit_winograd!(p, tiled, out, x, w, false)
     numbers = window_numbers!(p, c.windows, c.channels, image_strides(x))
     columns = scratch!(p, out.eltype, Int[c.pixels, c.taps])
     each_image(c, x) do image, filters, result
@@ -148,10 +150,13 @@ function forward_conv(p, out, inputs, attrs)
 end
 
 function forward_conv_input_gradient(p, out, inputs, attrs)
-    g, w = dense!(p, inputs[1]), dense!(p, inputs[2])
-    emit_fill!(p, out, 0)
-    (length(g) == 0 || length(w) == 0) && return nothing
+    g, w = inputs[1], dense!(p, inputs[2])
+    (length(g) == 0 || length(w) == 0) && return emit_fill!(p, out, 0)
     c = Convolution(out.dims, w.dims, attrs)
+    tiled = by_winograd(c, out.eltype; transpose=true)
+    tiled === nothing || return emit_winograd!(p, tiled, out, g, w, true)
+    emit_fill!(p, out, 0)
+    g = dense!(p, g)
     numbers = window_numbers!(p, c.windows, c.channels, image_strides(out))
     columns = scratch!(p, out.eltype, Int[c.pixels, c.taps])
     each_image(c, out) do image, filters, result
@@ -163,10 +168,13 @@ function forward_conv_input_gradient(p, out, inputs, attrs)
 end
 
 function forward_conv_weight_gradient(p, out, inputs, attrs)
-    g, x = dense!(p, inputs[1]), inputs[2]
+    g, x = inputs[1], inputs[2]
     length(out) == 0 && return nothing
     length(g) == 0 && return emit_fill!(p, out, 0)
     c = Convolution(x.dims, out.dims, attrs)
+    tiled = by_winograd(c, out.eltype)
+    tiled === nothing || return emit_winograd_weight_gradient!(p, tiled, out, g, x)
+    g = dense!(p, g)
     numbers = window_numbers!(p, c.windows, c.channels, image_strides(x))
     columns = scratch!(p, out.eltype, Int[c.pixels, c.taps])
     # BLAS is fastest where the longer side of a long sum is that of the columns: the transpose, then, and that once turned.
