@@ -40,8 +40,9 @@ function emit!(p::Instructions, @nospecialize(T::DataType), name::Symbol, at::Ad
 end
 
 """
-Append instructions of Float32 that are there already once more, with two of their addresses exchanged for others: that is done
-sooner than to find out the same for each part of an array.
+Append instructions of Float32 once more for other parts of two arrays: where their result or first operand begins at the first
+address of `x` or `y`, it begins at the second one instead. That takes less time than to make the instructions anew. They must
+read and write these parts by no other field and from no other address.
 """
 function emit_again!(p::Instructions, range::UnitRange{Int}, x::Pair{Address,Address}, y::Pair{Address,Address})
     moved(at::Ptr{Float32}) = at == first(x).pointer ? Ptr{Float32}(last(x)) : at == first(y).pointer ? Ptr{Float32}(last(y)) : at

@@ -27,8 +27,8 @@ brackets.
 - `flat_parameters`: one optimizer loop over one vector of all parameters; off: one per tensor.
 - `sparse_columns`: the gradient of an embedding is kept for the columns that were looked up, until the update (row-sparse
   in the papers' layout); off: as a whole matrix, one for each thread.
-- `winograd`: convolutions without strides, of kernels of up to five elements along one axis or two, are computed by Winograd's
-  algorithm in training steps in Float32, where that takes less work; off: all by sums of products.
+- `winograd`: in training steps in Float32, convolutions without stride, dilation and groups, of kernels of up to five elements
+  along one axis or two, are computed by Winograd's algorithm where that takes less work; off: all by sums of products.
 - `split_batch`: split the batch over threads, or the large products of a batch that stays whole, BLAS at one thread inside;
   off: BLAS has all threads.
 

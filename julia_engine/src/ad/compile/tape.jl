@@ -47,6 +47,7 @@ mutable struct Tape
     watched::Vector{Watched}  # what else the function captures, and may have read numbers of while it was traced
     variables::Vector{Tensor}  # captured tensors that depend on a leaf that requires a gradient
     replaying::Bool
+    winograd::Bool  # whether its convolutions may be computed by Winograd's algorithm
 end
 
 function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=Techniques())
@@ -75,7 +76,8 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
     end
     tape = Tape(program, techniques, inputs, Any[m.root for m in destinations], Instructions(), Any[], Step[], arranged,
         arena_memory(arranged.size), known, memories, destinations, regions,
-        filter(x -> is_resizable(x.data::Memory), unique([leaves; inside])), conversions(leaves, program), Watched[], Tensor[], false)
+        filter(x -> is_resizable(x.data::Memory), unique([leaves; inside])), conversions(leaves, program), Watched[], Tensor[], false,
+        state().winograd)
     now = state()
     @entering scope=now.scope techniques=techniques begin
         for e in program.equations
@@ -185,7 +187,9 @@ end
 boxed(p::Instructions) = Any[s.single ? p.f32[i] : p.f64[i] for s in p.segments for i in s.first:s.last]
 
 """Compute every op into fresh memory, as an engine without buffers would."""
-function run_allocating!(tape::Tape)
+run_allocating!(tape::Tape) = @entering winograd=tape.winograd compute_allocating!(tape)
+
+function compute_allocating!(tape::Tape)
     values = Dict{Tensor,Memory}(x => Memory(a) for (x, a) in zip(tape.program.inputs, tape.inputs))
     for e in tape.program.equations
         inputs = Memory[haskey(values, a) ? values[a] : a.data::Memory for a in e.inputs]
@@ -420,7 +424,7 @@ end
 """The same tape with all values whole, and the same inputs; itself where they are."""
 function untiled(tape::Tape)
     isempty(tape.regions) && return tape
-    whole = Tape(tape.program; techniques=Techniques(simplify=false, fuse=false))
+    whole = @entering winograd=tape.winograd Tape(tape.program; techniques=Techniques(simplify=false, fuse=false))
     foreach(copyto!, whole.inputs, tape.inputs)
     return whole
 end

@@ -23,8 +23,8 @@ end
 @inline tile_numbers(p::Ptr{Int64}) = unsafe_load(Ptr{TileNumbers}(p))
 
 """
-By how many they are, ± which points polynomials are evaluated at, beside 0 and infinity: two for kernels along two axes, three
-for those along one. Of the symmetric sets that were tried these have the smallest errors.
+The points, with either sign, at which polynomials are evaluated beside 0 and infinity, by their number: two for kernels along two
+axes, three for those along one. Of the sets that were tried these have the smallest errors.
 """
 const POINTS = Dict(2 => (3 // 4, 3 // 2), 3 => (1 // 2, 1 // 1, 2 // 1))
 

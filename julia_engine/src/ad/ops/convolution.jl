@@ -151,7 +151,7 @@ end
 
 function forward_conv_input_gradient(p, out, inputs, attrs)
     g, w = inputs[1], dense!(p, inputs[2])
-    (length(g) == 0 || length(w) == 0) && return emit_fill!(p, out, 0)
+    (length(g) == 0 || length(w) == 0 || length(out) == 0) && return emit_fill!(p, out, 0)
     c = Convolution(out.dims, w.dims, attrs)
     tiled = by_winograd(c, out.eltype; transpose=true)
     tiled === nothing || return emit_winograd!(p, tiled, out, g, w, true)

@@ -23,7 +23,8 @@ A spatial axis of a convolution without stride and dilation.
 - `length`, `outputs`: of the input, and how many.
 - `before`: the padding before the input; negative where it is cut off.
 - `kernel`: its elements.
-- `pairs`: its polynomials are evaluated at 0, infinity and ± so many points; 0 for a kernel of one element.
+- `pairs`: its polynomials are evaluated at 0, at infinity, and at this number of points with either sign; 0 for a kernel of one
+  element.
 """
 struct TiledAxis
     length::Int
@@ -80,8 +81,8 @@ function by_winograd(c::Convolution, @nospecialize(T::DataType); transpose::Bool
 end
 
 """
-What an element costs that a transform reads or makes for its places, that is copied into another order (of planes, and of a
-weight), and of a window that is copied, in multiplications of a product. Measured on one core, with vectors of 64 and of 32 bytes.
+What an element costs, in multiplications of a product: one that is transformed, one that is copied into another order (of planes,
+and of a weight), and one of a window. Measured on one core, with vectors of 64 and of 32 bytes.
 """
 const PLACED, COPIED, COPIED_WEIGHT, COPIED_WINDOW = 6, 12, 15, 20
 
@@ -156,13 +157,13 @@ end
 copy_out!(p::Instructions, x::Planes, first::Int, count::Int) =
     x.turned === nothing ? nothing : emit_copy!(p, of_samples(x.all, first, count), of_block(x, first, count))
 
-"""The first place that the tiles after so many others read, and the first output that they make, along both axes."""
+"""The first place that is read by the tiles after `tiles` others, and the first output that they make, along both axes."""
 outputs_before(c::TiledConvolution, tiles::NTuple{2,Int}) =
     (tiles[1] * outputs_of_tile(c.axes[1]), tiles[2] * outputs_of_tile(c.axes[2]))
 places_before(c::TiledConvolution, tiles::NTuple{2,Int}) = outputs_before(c, tiles) .- (c.axes[1].before, c.axes[2].before)
 
 """
-Append the transform of so many tiles' planes (lengths..., channels, samples) into their places, or with `from_places` back;
+Append the transform of planes (lengths..., channels, samples) into the places of `counts` tiles, or with `from_places` back;
 `start` is the first element that they read or make.
 """
 function emit_transform!(p::Instructions, name::Symbol, c::TiledConvolution, planes::Memory, places_of::Memory,
@@ -258,14 +259,15 @@ end
 segments(c::TiledConvolution, b::Blocks) = 0:b.segment:tiles(c.axes[b.axis])-1
 
 """
-Append the instructions of all blocks: those of one are what `emit(first sample, samples)` appends, those of others as large the
-same at other places of the memories `x` and `y`.
+Append the instructions of all blocks. `emit(first sample, samples)` appends those of one; those of others of its size are made
+from them, see `emit_again!`, with other parts of the memories `x` and `y`.
 """
 function emit_blocks!(emit, p::Instructions, c::TiledConvolution, b::Blocks, x::Memory, y::Memory)
     start(m, sample) = m.address + sizeof(Float32) * m.strides[end] * sample
     from, last = 0, 0  # the instructions of the second block
+    told_apart = start(x, b.samples) != start(y, b.samples) || x.strides[end] == y.strides[end]
     for first in 0:b.samples:c.samples-1
-        if first > b.samples && first + b.samples <= c.samples
+        if told_apart && first > b.samples && first + b.samples <= c.samples
             emit_again!(p, from:last, start(x, b.samples) => start(x, first), start(y, b.samples) => start(y, first))
             continue
         end
