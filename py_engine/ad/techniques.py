@@ -49,8 +49,8 @@ class Techniques:
             off: every product as a whole.
         winograd: in training steps in float32, convolutions without stride, dilation and groups, over one axis or two
             and with kernels of up to five elements along each, are computed by Winograd's algorithm where that is less
-            work. It has a quarter to a half of the multiplications and rounding errors about 2.5 times as large, and
-            makes what is beside a number that is not finite NaN. Off, and always in `compile`: as sums of products.
+            work. It has a quarter to three fifths of the multiplications and rounding errors about 2.5 times as large,
+            and makes what is beside a number that is not finite NaN. Off, and always in `compile`: as sums of products.
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
             BLAS has one thread inside the split; without it all threads, or with "auto" one where that is measured to

@@ -131,7 +131,7 @@ function emit_elementwise!(p::Instructions, name::Symbol, out::Memory, inputs::V
     return emit_loops!(p, T, name, out.dims, operands, strides, i, f)
 end
 
-"""Copies of matrices that lie by rows into such that lie by columns have a kernel of their own, from a short vector's length on."""
+"""The kernel of a copy: matrices are transposed by a different one than others, if their sides are as long as a short vector."""
 function copy_kernel(@nospecialize(T::DataType), n::Vector{Int}, s::Vector{Vector{Int}})
     longest = Kernels.VECTOR_BYTES[]
     length(n) >= 2 && longest > 0 && s[1][1] == 1 && s[2][1] > 1 && s[2][2] == 1 && s[1][2] > 1 || return :copy

@@ -1,4 +1,4 @@
-"""Winograd's algorithm: convolutions with a quarter to a half of the multiplications.
+"""Winograd's algorithm: convolutions with a quarter to three fifths of the multiplications.
 
 Along an axis, four outputs of a kernel w of three elements are made from six elements of the input x. As values of
 polynomials at five points and at infinity they take six multiplications rather than twelve,
@@ -49,7 +49,7 @@ TRANSPOSED_COST, PLAIN_COST = 32, 8
 transform of the width, which transposes images, and that of the height.
 
 Fitted to 20 shapes with float32 on one core, with kernels for AVX2 and AVX-512. Of those that `work` then gives to this
-algorithm, convolutions took 0.36 to 0.98 times the time, but for one with 2 samples (up to 1.35)."""
+algorithm, convolutions took 0.35 to 1.03 times the time, but for one with 2 samples (up to 1.35)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-# Winograd's algorithm: convolutions with a quarter to a half of the multiplications, and their gradients.
+# Winograd's algorithm: convolutions with a quarter to three fifths of the multiplications, and their gradients.
 #
 # Four outputs along an axis of a kernel w of three elements read six places x. As values of polynomials at five points and
 # at infinity they take six multiplications rather than twelve,
@@ -86,7 +86,7 @@ and of a weight), and one of a window. Measured on one core, with vectors of 64 
 """
 const PLACED, COPIED, COPIED_WEIGHT, COPIED_WINDOW = 6, 12, 15, 20
 
-"""Multiplications that a convolution by tiles, or a gradient of one, takes about as long as."""
+"""The cost of a convolution by tiles, or of a gradient of one, in multiplications of a product."""
 function winograd_work(c::TiledConvolution)
     channels, filters = whole_vectors(c.channels), whole_vectors(c.filters)
     products = places(c) * tiles(c) * c.channels * filters
