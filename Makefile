@@ -49,7 +49,7 @@ reproduce: $(VENV)/.run ## raw data to the finished paper: train, measure, table
 	$(BIN)/python -m experiments.curves
 
 sizes: $(VENV)/.run ## networks of ordinary sizes in all engines, raced beside the machine's limit: hours, resumable
-	$(BIN)/python -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
+	$(BIN)/python -m contrib.julia --image || echo "Going on without the Julia engine or its image; its rows will say so."
 	$(BIN)/twingrad run sizes $(if $(PROFILE),--profile $(PROFILE)) --results "$(or $(RESULTS),results)" $(ARGS)
 	$(BIN)/twingrad report sizes --results "$(or $(RESULTS),results)"
 

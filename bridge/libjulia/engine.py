@@ -12,7 +12,7 @@ from bridge.errors import JuliaUnavailableError
 from bridge.libjulia import numpy_blas, start, sysimage
 from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.precompilation import compile_engine
-from bridge.libjulia.runtime import Runtime, literal
+from bridge.libjulia.runtime import EMBEDDED, Runtime, literal
 
 __all__ = ["SIGNATURES", "Entries", "Signature", "blas", "lacks", "load_engine", "pointers", "prepare", "versions"]
 
@@ -23,12 +23,17 @@ def lacks() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of the Julia here, and which system image it starts with; nothing where there is none."""
+    """Of the Julia here, its backend, and which system image it starts with; nothing where there is none."""
     found = start.status().julia
     if found is None:
         return {}
-    image, _ = sysimage.usable(found)
-    return {"julia": found.version} | ({"sysimage": sysimage.key(image)} if image else {})
+    backend = start.backend(found)
+    image = sysimage.usable(found)[0] if backend == EMBEDDED else None
+    return (
+        {"julia": found.version}
+        | ({"backend": backend} if backend else {})
+        | ({"sysimage": sysimage.key(image)} if image else {})
+    )
 
 
 def blas() -> dict[str, str]:

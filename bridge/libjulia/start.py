@@ -29,6 +29,7 @@ from bridge.libjulia.runtime import EMBEDDED, JULIACALL, WAYS, Runtime
 __all__ = [
     "Status",
     "Verdict",
+    "backend",
     "choose",
     "known_project",
     "remember_project",
@@ -158,6 +159,17 @@ def choose(julia: Julia, memory: Memory) -> tuple[str, list[str]]:
             return JULIACALL, []
         reason = seen.reason
     return EMBEDDED, [f"not through juliacall: {reason}"]
+
+
+def backend(julia: Julia) -> str | None:
+    """The backend of this Julia in a new process, the one asked for or the one that works; None: nobody has tried."""
+    if asked := os.environ.get(VARIABLE):
+        return asked
+    memory = Memory()
+    if juliacall.obstacle(julia) is not None or known_project(julia, memory) is None:
+        return EMBEDDED
+    seen = verdict(JULIACALL, julia, memory)
+    return None if seen is None else JULIACALL if seen.ok else EMBEDDED
 
 
 def verdict(way: str, julia: Julia, memory: Memory) -> Verdict | None:

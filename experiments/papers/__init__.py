@@ -182,6 +182,21 @@ class Family(_Record):
     """By its name what differs from the model, as `"<layer id>.<key>"` or `"input.shape"`: the smallest size first."""
 
 
+class WholeTraining(_Record):
+    """A network and how a study trains it, on rows that are drawn for it, as many as the study trains on."""
+
+    id: Identifier
+    """The key of the study."""
+    title: str
+    model: ModelName
+    optimizer: OptimizerName
+    learning_rate: Rate
+    batch_size: Count
+    epochs: Epochs
+    rows: Count
+    """Training rows."""
+
+
 KINDS: dict[str, Any] = {
     "seeds": Setting[Seeds],
     "seeds by engine": Table[Setting[Seeds]],
@@ -430,6 +445,8 @@ class Paper(_Record):
     families: Items[Family] = []
     series: Items[Family] = []
     """Networks whose time is followed over their size, each in one thing that grows."""
+    trainings: Items[WholeTraining] = []
+    """Networks of studies that are trained as a whole, start-up included."""
     runs: Profiles[Runs]
     reproduced: Table[ProfileName] = {}
     """Which profiles `reproduce` runs in the place of others: of a study whose own take hours."""
@@ -462,6 +479,7 @@ class Paper(_Record):
             ("variant", ids(self.variants)),
             ("family", ids(self.families)),
             ("series", ids(self.series)),
+            ("training", ids(self.trainings)),
         ):
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
@@ -548,6 +566,8 @@ class Paper(_Record):
             for family in (*self.families, *self.series):
                 for size in family.sizes:
                     self.sized(family, size)  # or it is no network
+            for training in self.trainings:
+                self.spec(training.model)
         except (PaperFileError, SpecError) as error:
             raise PaperFileError(f"{source}: {error}") from None
         for place, other in others.items():
@@ -596,8 +616,8 @@ class Paper(_Record):
                     )
 
 
-def ids(outputs: Sequence[Output | Claim | Variant | Family]) -> list[str]:
-    """The ids of tables, figures, claims, variants or families, in order."""
+def ids(outputs: Sequence[Output | Claim | Variant | Family | WholeTraining]) -> list[str]:
+    """The ids of tables, figures, claims, variants, families or whole trainings, in order."""
     return [output.id for output in outputs]
 
 

@@ -29,6 +29,7 @@ from experiments.report import growth as growth
 from experiments.report import microbenchmark_figures as microbenchmark_figures  # its producers enter themselves
 from experiments.report import sizes as sizes
 from experiments.report import sizes_targets as sizes_targets
+from experiments.report import totals as totals
 from experiments.report.view import MixedMachinesError, ReportError, View, paper_view, views_of
 from experiments.results import Tidy, key_of
 

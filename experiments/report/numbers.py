@@ -25,7 +25,7 @@ from experiments.formats import (
 from experiments.microbenchmarks.functions import SMALL
 from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.quantities import ALL, QUANTITIES, limit_shares, saved
-from experiments.report import claims, growth, microbenchmarks, row_helpers, sizes, sizes_targets
+from experiments.report import claims, growth, microbenchmarks, row_helpers, sizes, sizes_targets, totals
 from experiments.report.row_helpers import PARITY_TOLERANCE, REFERENCE
 from experiments.report.view import View
 from experiments.testing import of_median
@@ -218,6 +218,11 @@ def _add_sizes(found: Numbers, view: View) -> None:
     held = [row for row in growth.growth_seconds(view).rows if row["held"]]
     missed = sum(len(row["missed"]) for row in held)
     _add_count(found, "sizes.growth", missed, sum(len(row["held"]) for row in held))
+    rows = totals.total_rows(view)
+    targets = sizes_targets.start_targets(view, totals.MEASURE)
+    for engine in sizes.TARGETS:
+        _add_count(found, f"sizes.totals.start.{engine}", *totals.within(rows, f"{engine}_start_s", targets[engine]))
+        _add_count(found, f"sizes.totals.{engine}", *totals.within(rows, f"{engine}_ratio", 1.0))
 
 
 def _add_bound(found: Numbers, name: str, rows: list[dict[str, Any]]) -> None:

@@ -121,6 +121,7 @@ def sizes(view: View) -> Table:
             + f" and {ROOM:g} times the limit, by the lower end of the interval.",
             *counts,
             *_losses(view),
+            *absent(view),
         ],
     )
 
@@ -135,9 +136,21 @@ def _losses(view: View) -> list[str]:
     return [
         "From the same weights and mini-batches the losses of the first steps differ from PyTorch's by at most "
         f"{scientific(most['loss_deviation'])} ({view.label(most['engine'])}, {most['family']}-{most['size']:g}, batch "
-        f"{int(most['batch'])}, threads {int(most['threads'])}). A run in which they differ by more than "
-        f"{power_of_ten(MOST_DEVIATION)} fails."
+        f"{int(most['batch'])}, threads {int(most['threads'])}). A framework in which they differ by more than "
+        f"{power_of_ten(MOST_DEVIATION)} is left out there; with an engine of ours the run fails."
     ]
+
+
+def absent(view: View) -> list[str]:
+    """Which engines are left out in which networks, and why, a sentence for each reason."""
+    every = view.table("sizes")
+    found = []
+    for (engine, reason), rows in every[every["missing"].notna()].groupby(["engine", "missing"], sort=False):
+        where = ", ".join(
+            dict.fromkeys(f"{family}-{size:g}" for family, size in zip(rows["family"], rows["size"], strict=True))
+        )
+        found.append(f"{view.label(str(engine))}, {reason}: {where}.")
+    return found
 
 
 def _columns_of(view: View, engine: str) -> list[Column]:

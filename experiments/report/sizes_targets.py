@@ -10,11 +10,11 @@ import pandas as pd
 
 from bridge.libjulia.juliacall import OLDEST
 from bridge.libjulia.runtime import EMBEDDED, JULIACALL
-from experiments.formats import MISSING, fixed, given, percent, significant, size
+from experiments.formats import MISSING, fixed, percent, significant, size
 from experiments.measures.sizes import RATES
 from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
-from experiments.report.sizes import TARGETS, origin, points, table_of_points
+from experiments.report.sizes import TARGETS, absent, origin, points, table_of_points
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, with_image
 
@@ -36,16 +36,23 @@ def engines_of(view: View) -> list[str]:
 # Start-up
 
 
-def julia_backend(view: View) -> str | None:
-    """How Julia was reached from Python: embedded where its version is too old for juliacall, else not recorded."""
-    found = view.ok(MEASURE, "julia")["framework_version"].dropna().str.extract(r"julia (\d+)\.(\d+)\.(\d+)").dropna()
+def julia_backend(view: View, measure: str = MEASURE) -> str | None:
+    """How Julia was reached from Python, where all records that say it say the same.
+
+    Older records do not; there it is embedded where Julia's version is too old for juliacall.
+    """
+    versions = view.ok(measure, "julia")["framework_version"].dropna()
+    recorded = versions.str.extract(r"(?:^| )backend (\w+)")[0].dropna().unique()
+    if len(recorded):
+        return str(recorded[0]) if len(recorded) == 1 else None
+    found = versions.str.extract(r"julia (\d+)\.(\d+)\.(\d+)").dropna()
     old = [tuple(map(int, version)) < OLDEST for version in found.itertuples(index=False)]
     return EMBEDDED if old and all(old) else None
 
 
-def start_targets(view: View) -> dict[str, float]:
+def start_targets(view: View, measure: str = MEASURE) -> dict[str, float]:
     """The seconds of start-up that each engine of ours is to take at most; of several that may hold, the fewest."""
-    backend = julia_backend(view)
+    backend = julia_backend(view, measure)
     of_julia = min(JULIA_START_SECONDS.values()) if backend is None else JULIA_START_SECONDS[backend]
     return START_SECONDS | {"julia": of_julia}
 
@@ -103,7 +110,7 @@ def sizes_start(view: View) -> Table:
     return table_of_points(
         view,
         tuple(f"{engine}_{name}" for engine in engines for name in ("start_s", "import_s", "fresh")),
-        [Column(_with_target(view, engine, targets), cell(engine)) for engine in engines],
+        [Column(with_target(view, engine, targets), cell(engine)) for engine in engines],
         rows,
         [
             "Start-up in seconds: `build` and the first step less the median step. With brackets: in a new process, at "
@@ -113,13 +120,13 @@ def sizes_start(view: View) -> Table:
             *(["Below zero the first step and `build` took less than the median step."] if below else []),
             "× marks a start-up above the target of an engine of ours, which the heading has.",
             *counts,
-            *_julia_notes(view),
+            *julia_notes(view),
             *(
                 ["Where the records do not say how Julia was reached, the lower of its two targets holds."]
                 if "julia" in engines and julia_backend(view) is None
                 else []
             ),
-            *_gave_up(view),
+            *absent(view),
         ],
     )
 
@@ -128,44 +135,29 @@ def _or_dash(value: Any) -> str:
     return MISSING if empty(value) else significant(value)
 
 
-def _with_target(view: View, engine: str, targets: dict[str, float]) -> str:
+def with_target(view: View, engine: str, targets: dict[str, float]) -> str:
     """The heading of an engine's column, with its target."""
     label = view.label(engine)
     return f"{label}, ≤ {significant(targets[engine], trim=True)}" if engine in targets else label
 
 
-def _julia_notes(view: View) -> list[str]:
+def julia_notes(view: View, measure: str = MEASURE) -> list[str]:
     """How Julia was reached from Python and whether it started from a system image, as far as the records say."""
-    runs = view.ok(MEASURE, "julia")
+    runs = view.ok(measure, "julia")
     if not len(runs):
         return []
-    backend = julia_backend(view)
+    backend = julia_backend(view, measure)
     versions = row_helpers.distinct(
-        runs["framework_version"].dropna().str.replace(r"^julia | sysimage .*", "", regex=True)
+        runs["framework_version"].dropna().str.replace(r"^julia | (?:backend|sysimage) .*", "", regex=True)
     )
-    said = (
-        f"embedded in Python's process (juliacall needs Julia {'.'.join(map(str, OLDEST))} or later)"
-        if backend == EMBEDDED
-        else "embedded or by juliacall, which the records do not say"
+    said = {EMBEDDED: "embedded in Python's process", JULIACALL: "by juliacall"}.get(
+        backend or "", "embedded or by juliacall, which the records do not say"
     )
     image = with_image(runs)
     with_it = "started from a system image" if image.all() else "started without a system image"
     if image.any() and not image.all():
         with_it = "started from a system image in some runs only"
     return [f"{view.label('julia')}: Julia {versions}, {said}, {with_it}."]
-
-
-def _gave_up(view: View) -> list[str]:
-    """Which engines have no part in which networks, and why."""
-    every = view.table(MEASURE)
-    absent = every[every["missing"].notna()]
-    found = []
-    for (engine, reason), rows in absent.groupby(["engine", "missing"], sort=False):
-        where = ", ".join(
-            dict.fromkeys(f"{family}-{given(size)}" for family, size in zip(rows["family"], rows["size"], strict=True))
-        )
-        found.append(f"{view.label(str(engine))}, {reason}: {where}.")
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -232,7 +224,7 @@ def sizes_memory(view: View) -> Table:
             "the whole process. A process trains its mini-batches one after the other, the smallest first. Ratio: of "
             "the peak over the level to PyTorch's; × marks one above 1.",
             *notes,
-            *_julia_notes(view),
+            *julia_notes(view),
         ],
     )
 

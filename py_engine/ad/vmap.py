@@ -17,8 +17,9 @@ import numpy as np
 
 from py_engine.ad import ops
 from py_engine.ad.containers import Structure, count, flatten, paths, unflatten
-from py_engine.ad.op import Call, Check, Op, Scratch, Shape, as_tensor, c_ordered, described
+from py_engine.ad.op import Call, Check, Op, Shape, as_tensor, c_ordered, described
 from py_engine.ad.ops.arguments import is_whole
+from py_engine.ad.ops.blocks import same_scratch
 from py_engine.ad.ops.shape import all_mapped, for_each, leading
 from py_engine.ad.program import Program, close_over, nested_trace, traced, without_inner
 from py_engine.ad.reverse import unbroadcast
@@ -288,19 +289,11 @@ def _bind(
 ) -> list[Call]:
     *outs, scratch = rest
     calls: list[Call] = []
-    memory: list[Array] = []
-
-    def first(shape: Shape, dtype: Any) -> Array:
-        memory.append(scratch(shape, dtype))
-        return memory[-1]
-
-    for k in range(samples):
-        again = iter(memory)
-        reused: Scratch = lambda shape, dtype: next(again)  # noqa: B023, E731  (used at once)
+    for k, same in zip(range(samples), same_scratch(scratch), strict=False):
         own = [a[k, ...] if m else a for a, m in zip(arrays, mapped, strict=True)]
         places = [out[k, ...] for out in outs]
         if op.view is None:
-            calls += op.calls(own, places, reused if k else first, dict(attrs))
+            calls += op.calls(own, places, same, dict(attrs))
         else:
             found = op.view(*own, **dict(attrs))
             calls += map(partial, [np.copyto] * len(places), places, found if op.several else [found])

@@ -136,6 +136,8 @@ def rows(
         for place, size in enumerate(family.sizes, start=1):
             for threads in (2, 1):
                 _add_size(found, base | {"family": family.id, "size": int(size), "threads": threads}, engines, place)
+    for training in described.trainings:
+        _add_total(found, base | {"network": training.id, "threads": 2}, ("numpy", "julia", "torch"))
     for engine in engines if described.series else ():
         _add_growth(found, base | {"engine": engine, "label": LABELS[engine]})
     for shown in map(about, paper_keys()):
@@ -216,6 +218,17 @@ def _add_growth(found: Rows, base: dict[str, Any]) -> None:
                 continue
             found["growth"].append(row | {"what": "step", "limit_seconds": 1e-8 * value})
             found["growth"].append(row | {"what": "start-up"})
+
+
+def _add_total(found: Rows, base: dict[str, Any], engines: tuple[str, ...]) -> None:
+    """Three rounds of a whole training, in which the Julia engine takes half of PyTorch's time."""
+    base = base | {"key": f"totals-{base['network']}", "engine_digest": "e" * 64}
+    for engine in engines:
+        row = base | {"engine": engine, "label": LABELS[engine], "import_seconds": 1.5, "start_seconds": 0.4}
+        total = 4.0 if engine == "julia" else 8.0
+        found["totals"] += [row | {"round": number, "total_seconds": total + number} for number in (1, 2, 3)]
+        about = {"engine": engine, "label": LABELS[engine], "seed": 0, "measure": "totals", "status": "ok"}
+        found["runs"].append(base | about | {"framework_version": f"{engine} 1.0"})
 
 
 def write(folder: Path, *sweeps: Rows) -> Path:

@@ -28,7 +28,7 @@ COMMITTED_RESULTS = Path(__file__).resolve().parents[2] / "paper" / "results"
 
 MEASURES = (
     *("time", "own", "memory", "race", "scaling", "ablation", "variants", "sizes", "sizes_ablation", "growth"),
-    *("microbenchmarks", "failed"),
+    *("totals", "microbenchmarks", "failed"),
 )
 
 

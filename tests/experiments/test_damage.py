@@ -64,6 +64,12 @@ def record(measure: str = "time") -> dict[str, Any]:
             "sizes_ablation": [{"technique": "fuse", "microseconds_per_step": 3.0, "all_on_microseconds": 2.0}],
         },
         "growth": {"growth": [{"series": "width", "value": 10, "what": "step", "seconds": 2.0, "limit_seconds": 1.0}]},
+        "totals": {
+            "totals": [
+                timed | {"network": "n"} | dict.fromkeys(("import_seconds", "start_seconds", "total_seconds"), 2.0)
+            ],
+            "entrants": {"numpy": entrant},
+        },
         "microbenchmarks": {
             "entrants": {"numpy": entrant},
             "microbenchmarks": [

@@ -69,7 +69,7 @@ def test_every_producer_is_used_by_a_study() -> None:
     used = {name for key in PAPERS for name in producers(load_paper(key))}
     of_sizes = {  # tested by test_sizes.py
         *("sizes", "sizes_held", "sizes_start", "sizes_memory", "sizes_threads", "sizes_limits", "sizes_ablation"),
-        *("growth", "growth_seconds"),
+        *("growth", "growth_seconds", "sizes_totals"),
     }
     others = {"peak_memory", "quantities"} | of_sizes  # tested by test_report.py and test_new_quantity.py
     assert set(row_helpers.PRODUCERS) - used <= others, "what no study uses is not tested here"

@@ -38,6 +38,7 @@ OF_SIZES = {
     "sizes",
     "sizes_held",
     "sizes_start",
+    "sizes_totals",
     "sizes_memory",
     "sizes_threads",
     "sizes_limits",

@@ -97,6 +97,10 @@ MEASURES["growth"] = (
     *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", *LIBJULIA),  # its graphs in Julia
     *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
 )
+MEASURES["totals"] = (
+    *("experiments/measures/totals.py", *MEASURES["race"]),  # how engines fall out is that of a race
+    *(f"experiments/data/{name}.py" for name in ("__init__", "dataset", "generated")),
+)
 SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
 NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/adapters/__init__.py")
 EVERY_SUITE = (

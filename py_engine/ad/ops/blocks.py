@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,28 @@ def about_equal_blocks(samples: int, each: int) -> list[slice]:
     return [slice(samples * i // count, samples * (i + 1) // count) for i in range(count)]
 
 
-def in_blocks(
-    samples: int, each: int, scratch: Scratch, bind: Callable[[slice, Scratch], Sequence[Call]], least: int = 1
-) -> list[Call]:
-    """Return the calls that `bind` gives for each of the `blocks` in turn, all with the same scratch memory."""
-    calls: list[Call] = []
+def same_scratch(scratch: Scratch) -> Iterator[Scratch]:
+    """Yield ways to take scratch memory that all give the same arrays, for calls that are bound several times alike.
+
+    The first takes them from `scratch`; each must be used before the next.
+    """
     memory: list[Array] = []
 
     def first(shape: Shape, dtype: Any) -> Array:
         memory.append(scratch(shape, dtype))
         return memory[-1]
 
-    for block in blocks(samples, each, least):
+    yield first
+    while True:
         again = iter(memory)
-        calls += bind(block, (lambda shape, dtype: next(again)) if calls else first)  # noqa: B023  (used at once)
+        yield lambda shape, dtype, again=again: next(again)
+
+
+def in_blocks(
+    samples: int, each: int, scratch: Scratch, bind: Callable[[slice, Scratch], Sequence[Call]], least: int = 1
+) -> list[Call]:
+    """Return the calls that `bind` gives for each of the `blocks` in turn, all with the same scratch memory."""
+    calls: list[Call] = []
+    for block, same in zip(blocks(samples, each, least), same_scratch(scratch), strict=False):
+        calls += bind(block, same)
     return calls
