@@ -157,7 +157,7 @@ def completed(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, without input, and keep what it says.
 
-    Raises `OSError` where it can't be started, `subprocess.TimeoutExpired` where it is not done in so many seconds.
+    Raises `OSError` where it can't be started, `subprocess.TimeoutExpired` where it is not done in `timeout` seconds.
     """
     return subprocess.run(
         list(command),

@@ -30,7 +30,7 @@ def serve(
 ) -> None:
     """Answer requests until standard input ends, which ends the process and removes `folder`, in whatever it may do.
 
-    `load` gives the first answer; `answer` that to a call with its arguments; `failure` says what stands under "error"
+    `load` gives the first answer; `answer` that to a call with its arguments; `failure` gives the "error" that is sent
     for an exception in either, whose traceback goes to standard error.
     """
     # Ctrl-C is for the parent, which then closes this process. A stopped process whose parent dies is sent SIGHUP and

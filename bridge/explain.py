@@ -114,7 +114,7 @@ def _locate(steps: Steps, root: Schema, data: object) -> _Place:
     """Follow a pydantic location through the schema and the data together.
 
     The tag of a discriminated union is a step to pydantic, but not to a reader, and is left out of the path.
-    Where a location goes on beyond the data (into the alternatives of a plain union), the walk stops.
+    Where a location continues beyond the data (into the alternatives of a plain union), the walk stops.
     """
     path, schema, value = "", root, data
     for step in steps:

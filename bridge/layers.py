@@ -977,7 +977,7 @@ class BatchNorm(Layer):
     """Every channel, the first axis of a sample, less its mean and by its deviation, times `scale`, plus `shift`.
 
     In training, mean and (biased) variance are those of the batch and of all axes but that of channels; elsewhere they
-    are the running ones, which after every step move by `momentum` towards the batch's mean and unbiased variance.
+    are the running ones, which every step updates by `momentum` towards the batch's mean and unbiased variance.
     """
 
     since: ClassVar[int] = 2

@@ -134,7 +134,7 @@ class Registered:
     ) -> Session:
         """Make a session that starts from `params` and computes in `dtype` with `threads` threads.
 
-        For engines of our own, `techniques` switches what makes the engine fast, and the processes of a
+        For our own engines, `techniques` switches what makes the engine fast, and the processes of a
         `communicator`, such as `mpi4py.MPI.COMM_WORLD`, train together. Raises `EngineUnavailableError` when
         the engine can't be used here, `WeightsError` when `params` don't belong to the spec, `SpecError` when it can't
         do what the spec asks, `ConfigurationError` for settings that it does not have.

@@ -7,7 +7,7 @@ fast, and in how much memory:
     losses = session.train_epoch(x, y, order)
     print(session.evaluate(x_test, y_test).accuracy)
 
-The engines there are stand in `bridge.registry`; measurements run a session in its own process: `bridge.worker`.
+`bridge.registry` lists the engines; measurements run a session in its own process: `bridge.worker`.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Session(Protocol):
 
 @runtime_checkable
 class Preloading(Protocol):
-    """A session whose framework computes with a copy of the data in memory of its own."""
+    """A session whose framework computes with a copy of the data in its own memory."""
 
     def preload(self, x: NDArray[Any], y: NDArray[Any]) -> None:
         """Make the copy now, so that neither its time nor its memory counts for the first epoch."""
@@ -204,7 +204,7 @@ class Scheduling(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A session that can go on where another one was, bit for bit: one that was built with the same arguments, but for
+    """A session that can resume where another one was, bit for bit: one that was built with the same arguments, but for
     the parameters, which are then those that the other had."""
 
     def state(self) -> dict[str, NDArray[Any]]:

@@ -17,9 +17,9 @@ only batch normalisation mixes them.
 layer that computes.
 
 **Sequences, images and volumes** have their channels first: (channels, length), (channels, height, width) and
-(channels, depth, height, width). A convolution is a cross-correlation, as in all frameworks. Padding is so many zeros
-before and after each axis, or "same", which reading turns into these; what a window leaves over at the end is dropped.
-The padding of a transposed convolution is what is cut off its result.
+(channels, depth, height, width). A convolution is a cross-correlation, as in all frameworks. Padding is a number of
+zeros before and after each axis, or "same", which reading turns into such numbers; what a window leaves over at the end
+is dropped. The padding of a transposed convolution is what is cut off its result.
 
 **Parameters** are named ``<layer id>.<parameter>`` and laid out in C order, in weights files and in all that
 goes into and out of an engine; adapters convert where a framework differs. `weight` is (in, out) and used as

@@ -28,7 +28,7 @@ class TomlError(ValueError):
 
 
 def read(path: str | os.PathLike[str]) -> str:
-    """The text of a UTF-8 file. Raises `TomlError` when there is none to be had."""
+    """The text of a UTF-8 file. Raises `TomlError` when it can't be read."""
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode):  # opening it waits, for ever where nobody writes
             raise TomlError("this is a FIFO, not a TOML file: save what comes out of it to one")

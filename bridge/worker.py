@@ -241,7 +241,7 @@ class Worker:
     def preload(self, *arrays: Array) -> None:
         """Read data into the process now, so that neither its time nor its memory counts for what follows.
 
-        Features with their targets, once more after `build`, for a framework that computes with a copy of its own.
+        Features with their targets, once more after `build`, for a framework that computes with its own copy.
         """
         self._call("preload", {"paths": arrays})
 
@@ -252,7 +252,7 @@ class Worker:
         self._paused = True
 
     def resume(self) -> None:
-        """Let the process go on."""
+        """Let the process continue."""
         self._check_open()
         self._child.signal(signal.SIGCONT)
         self._paused = False

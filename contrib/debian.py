@@ -65,7 +65,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Source:
-    """An archive as apt is told of it: one entry of a sources file, for Debian 11."""
+    """An archive as apt is given it: one entry of a sources file, for Debian 11."""
 
     text: str
     suffix: str
@@ -86,7 +86,7 @@ def set_up(memory: Memory, say: Say) -> tuple[Julia, None]:
 def install(folder: Path, prove: Callable[[str], object], say: Say, etc: Path = Path("/etc/apt")) -> Path:
     """Make the prefix in `folder` and return it; `prove` is called with its Julia before it gets its name.
 
-    A prefix that is there already is kept, and an interrupted download goes on where it stopped. Only one process at a
+    A prefix that is there already is kept, and an interrupted download resumes where it stopped. Only one process at a
     time does this: others wait for it. Raises `JuliaUnavailableError`, with the reason.
     """
     for tool in ("apt-get", "apt-config", "dpkg-deb"):

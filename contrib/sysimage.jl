@@ -2,7 +2,7 @@
 # trains the sessions of the file TWINGRAD_SESSIONS with it, so that what is compiled for them is kept. In Julia 1.5 to
 # 1.12 with the standard library only.
 
-# In this mode nothing has been initialised yet, neither Base nor the libraries of the image that this one stands on.
+# In this mode nothing has been initialised yet, neither Base nor the libraries of the image that this one is built on.
 Base.reinit_stdio()
 @eval(Sys, BINDIR = ccall(:jl_get_julia_bindir, Any, ())::String)
 Base.init_depot_path()

@@ -1,6 +1,6 @@
 """A study with other settings than those of its file: `twingrad run --set section.key=value`.
 
-What is run then is not the study. Its results lie in a folder of their own, which holds a note of what was changed; no
+What is run then is not the study. Its results lie in a separate folder, which holds a note of what was changed; no
 report shows them as the study's.
 """
 

@@ -395,7 +395,7 @@ def run(
 
     A sweep is spread over machines by --shard, with the same command on each; their folders are put together by
     `twingrad merge`. Where all reach one folder they may write to it at the same time, with --shard or --shared: a run
-    is done by one of them, runs of one that is killed are taken over, and processes of one machine take turns.
+    is done by one of them, runs of one that is killed are taken over, and processes of one machine alternate.
     """
     from experiments import changed, shards
     from experiments import sweep as sweeps
@@ -618,8 +618,8 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
 def microbench(output: Output, paper: str, systems: list[str] | None, profile: ProfileName, results_dir: Path) -> None:
     """Time small functions and their gradients, as PAPER's tables of micro-benchmarks do (default: imdb-cnn-c).
 
-    Every system has a process of its own with one thread; its value and gradients are checked against those written by
-    hand before it is timed, and systems take turns in every round. Four suites: small functions, the same on large
+    Every system runs in a separate process with one thread; its value and gradients are checked against those written
+    by hand before it is timed, and systems alternate in every round. Four suites: small functions, the same on large
     arrays, forward mode by chunk size, and the memory of a loop.
     """
     from experiments.microbenchmarks import sweep
@@ -878,7 +878,7 @@ def reproduce(
     from experiments.results import Results
 
     chosen = [_paper(name) for name in papers or paper_keys()]
-    for item in chosen:  # a mistake in the options is told before the data are fetched
+    for item in chosen:  # a mistake in the options is reported before the data are fetched
         sweeps.plan(item, profile, engines, None, None, threads)
     changed.note(results_dir, ())
     results = Results(results_dir)

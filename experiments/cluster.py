@@ -152,7 +152,7 @@ def _distributed() -> Any:
         import distributed
     except ImportError:
         raise ClusterError("--dask needs the package distributed: pip install 'twingrad[dask]'") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what is lost is said in words of our own
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # our own messages say what is lost
     return distributed
 
 

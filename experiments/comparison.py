@@ -127,7 +127,7 @@ def load(name: str) -> Side:
 
 
 def _newest(found: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
-    """For each job its newest run on each machine; a finished one stands before a failed one of the same sources."""
+    """For each job its newest run on each machine; a finished one comes before a failed one of the same sources."""
     runs: dict[str, dict[str, Record]] = {}
     for record in sorted(found, key=lambda record: str(record["provenance"]["created"])):
         if record["config"]["measure"] in MEASURES and not ENGINES.keys() & record["config"]["engine"].split(","):
@@ -142,7 +142,7 @@ def _newest(found: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
 
 
 def _job(record: Record) -> str:
-    """What a run asks, but for the name of its profile: what a profile decides stands in the rest."""
+    """What a run asks, but for the name of its profile: what a profile decides is in the rest."""
     return key_of({name: value for name, value in record["asked"].items() if name != "profile"})
 
 

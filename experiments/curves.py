@@ -2,7 +2,7 @@
 
     python -m experiments.curves        or `make curves`
 
-Each engine that can be used here trains in a worker process of its own, on the same batches in the same order, in
+Each engine that can be used here trains in a separate worker process, on the same batches in the same order, in
 float64. The table has the mean loss of each epoch, and how far the losses of all steps are from the first engine's. The
 text is generated from a small grammar; the images are MNIST's where they are there, or else the embedded digits.
 """

@@ -116,11 +116,11 @@ def numpy_and_blas() -> Iterator[Finding]:
     if better is not None:
         advice = (
             f"this CPU has faster kernels, {better}: TWINGRAD_OPENBLAS_CORETYPE={better} makes runs faster, "
-            f"OPENBLAS_CORETYPE={better} programs of your own"
+            f"OPENBLAS_CORETYPE={better} your own programs"
         )
     elif here["architecture"] != in_runs["architecture"]:
         advice = (
-            f"programs of your own get the kernels for {here['architecture']} from OPENBLAS_CORETYPE="
+            f"your own programs get the kernels for {here['architecture']} from OPENBLAS_CORETYPE="
             f"{os.environ.get('OPENBLAS_CORETYPE', '')} in the environment, which runs ignore: unset it"
         )
     text = f"{in_runs['internal_api']} {in_runs['version']}, kernels for {in_runs['architecture']}"

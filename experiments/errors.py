@@ -20,7 +20,7 @@ class ResultsError(TwinGradError):
 
 
 class StoppedError(TwinGradError):
-    """Work that ended since it was told to, before it began."""
+    """Work that was stopped before it began."""
 
 
 class ResultsInUseError(ResultsError):

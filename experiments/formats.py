@@ -42,7 +42,7 @@ def significant(value: float | None, digits: int = 3, trim: bool = False) -> str
 
 
 def fixed(value: float | None, decimals: int = 2) -> str:
-    """A number with so many decimals: 0.34, 12.00, −1.50."""
+    """A number with `decimals` decimals: 0.34, 12.00, −1.50."""
     number = _number(value)
     if isinstance(number, str):
         return number

@@ -10,7 +10,7 @@ the next number: of several that try exactly one succeeds. The file with the hig
 no number is given twice and a late comer cannot take what somebody else took before it.
 
 Ages are measured by the watcher's own clock, from one look to the next: clocks of two machines are never compared. A
-process that was stopped for longer than that, and goes on, finds that its lease has a successor: see `Leases.holds`.
+process that was stopped for longer than that, and resumes, finds that its lease has a successor: see `Leases.holds`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Leases:
     def settled(self, name: str, waiting: Callable[[Owner], None] = lambda owner: None) -> Owner | None:
         """Who holds a lease; of an owner on another machine it is waited for a heartbeat, or for enough without one.
 
-        `waiting` is told once of an owner that may have ended.
+        `waiting` is called once, with an owner that may have ended.
         """
         told = False
         while True:

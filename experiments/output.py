@@ -52,7 +52,7 @@ class Output:
         self.rows += rows
 
     def fail(self, message: str) -> None:
-        """Record something that went wrong while the rest goes on; the command then ends with code 1."""
+        """Record something that went wrong while the rest continues; the command then ends with code 1."""
         self.errors.append(message)
         self.failed = True
 

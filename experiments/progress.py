@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: bars on a terminal, one plain line per finished run anywhere else."""
+"""What a person sees while runs are under way: bars on a terminal, one plain line per finished run anywhere else."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from experiments.formats import aligned, size
 
 
 class Progress:
-    """Counts the runs of a sweep: `start` and `step` while one goes on, `finish` with what came of it.
+    """Counts the runs of a sweep: `start` and `step` while one runs, `finish` with what came of it.
 
-    Every thread may have a run of its own.
+    Every thread may have its own run.
     """
 
     def __init__(self, console: Console, total: int, unit: str = "runs") -> None:

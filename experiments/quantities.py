@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from experiments.report.view import View
 
 INHERITING = ("numpy", "julia")
-"""Engines without an initialisation of their own: they take the spec's."""
+"""Engines without their own initialisation: they take the spec's."""
 
 ALL = "all"
 """Of a claim that is about all techniques, or all functions of the micro-benchmarks, together."""

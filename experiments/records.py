@@ -214,7 +214,7 @@ def _parsed(contents: bytes) -> Any:
 
 
 def content_of(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
-    """A regular file, or what a link to one leads to, of at most so many bytes. Raises `DamagedError`."""
+    """A regular file, or what a link to one leads to, of at most `most` bytes. Raises `DamagedError`."""
     check_regular(path, most)
     try:
         with path.open("rb") as file:
@@ -224,7 +224,7 @@ def content_of(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
 
 
 def check_regular(path: Path, most: int = MOST_TABLE_BYTES) -> None:
-    """Raise `DamagedError` for what is no regular file of at most so many bytes: a FIFO would be waited for."""
+    """Raise `DamagedError` for what is no regular file of at most `most` bytes: a FIFO would be waited for."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

@@ -162,8 +162,8 @@ class Results:
         Damaged records are set aside in the folder `damaged`, with a sentence to `say` on each, and run again.
 
         The folder is free again when the process ends, however it ends; of a process on another machine that is found
-        out within half a minute, and `say` is told of the waiting. Raises ResultsInUseError when another process holds
-        or shares it and ResultsError when the folder cannot be written.
+        out within half a minute, and `say` gets a sentence on the waiting. Raises ResultsInUseError when another
+        process holds or shares it and ResultsError when the folder cannot be written.
         """
         self.check_writable()
         leases = Leases(self.locks)
@@ -310,7 +310,7 @@ class Results:
         return {key: found[key] for key in sorted(current)}
 
     def _all(self) -> Iterator[tuple[Path, Record | None]]:
-        """Every record of the folder and of its archive, by key; one in the folder stands before one in the archive."""
+        """Every record of the folder and of its archive, by key; one in the folder comes before one in the archive."""
         paths = {path.stem: path for path in self.raw.glob("*.json")}
         packed = self._archived()
         for key in sorted({*paths, *packed}):
@@ -376,7 +376,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The rows of every tidy file, for all records: which may stand in one table is the report's choice."""
+    """The rows of every tidy file, for all records: which may share a table is the report's choice."""
     rows: dict[str, list[Record]] = {name: [] for name in COLUMNS}
     for record in records:
         common = _common(record)

@@ -5,7 +5,7 @@
 A module's closure holds its own file, what it imports (inside functions too, absolutely, relatively or by
 `importlib.import_module` with a constant name), the `__init__` of every package on the way, the Julia and C++ files
 beside it that it names as strings, the Julia project that it names by its folder, and what those files include. What
-stands behind `if TYPE_CHECKING:` is never run and does not count. Nothing is imported or run to find it out.
+is behind `if TYPE_CHECKING:` is never run and does not count. Nothing is imported or run to find it out.
 
 Modules that are chosen by a name at run time (adapters, measures, systems of the micro-benchmarks) are not found this
 way: whoever makes a key gives them as starting points.

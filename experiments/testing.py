@@ -33,7 +33,7 @@ class Paired:
 
 
 def student(t: float, degrees: int) -> float:
-    """The probability that Student's t with so many degrees of freedom is at most `t`."""
+    """The probability that Student's t with `degrees` degrees of freedom is at most `t`."""
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
     # With t = sqrt(n) tan(a) the density becomes cos(a)^(n - 1), which is smooth on a finite range.
@@ -67,7 +67,7 @@ def of_mean(values: Sequence[float]) -> Interval | None:
 
 
 def of_share(mean: float, rows: int) -> Interval:
-    """Wilson's interval of a share of so many test rows, which holds near 0 and 1, too; 0 to 1 without any rows."""
+    """Wilson's interval of a share of `rows` test rows, which holds near 0 and 1, too; 0 to 1 without any rows."""
     if not rows:
         return 0.0, 1.0
     z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -79,7 +79,7 @@ def paired(here: Sequence[float], there: Sequence[float], rows: Sequence[int]) -
     """Whether the same runs have another mean accuracy on two sides.
 
     From three runs on by Student's test of their differences; of fewer by that of two shares of the test rows, as if
-    both sides had been tested on rows of their own. `rows` are the numbers of test rows of the runs.
+    both sides had been tested on separate rows. `rows` are the numbers of test rows of the runs.
     """
     differences = [one - two for one, two in zip(here, there, strict=True)]
     difference, count, tested = statistics.fmean(differences), len(differences), min(rows)

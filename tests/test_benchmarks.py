@@ -77,7 +77,7 @@ every engine trains is what the tests of the adapters show."""
 
 
 class Asv:
-    """asv with the project's configuration, but with results, pages and machine file in a folder of its own."""
+    """asv with the project's configuration, but with results, pages and machine file in a separate folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

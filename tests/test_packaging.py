@@ -184,7 +184,7 @@ import py_engine
 assert py_engine.__file__.startswith({str(unpacked)!r}), py_engine.__file__
 for module in pkgutil.walk_packages(py_engine.__path__, "py_engine."):
     __import__(module.name)
-# Cython's runtime, inside numpy's own modules, registers two names that no file stands behind.
+# Cython's runtime, inside numpy's own modules, registers two names that no file is behind.
 pulled = {{name.split(".")[0] for name in set(sys.modules) - before if getattr(sys.modules[name], "__file__", None)}}
 print(*sorted(pulled - sys.stdlib_module_names))
 """

@@ -34,7 +34,7 @@ SHELL = "".join(text for language, text in BLOCKS if language in ("", "sh"))
 
 
 RACES = ("mnist-rnn-e", "mnist-cnn-batch100", "mnist-cnn", "imdb-cnn-a")
-"""The studies whose races stand in the README, as far as the committed results have them."""
+"""The studies whose races are in the README, as far as the committed results have them."""
 
 JULIA_FROM_PYTHON = "from bridge import julia"
 
@@ -48,7 +48,7 @@ for example in json.load(sys.stdin):
 
 
 def as_printed(examples: list[str], folder: Path) -> str:
-    """What Python examples print, each with names of its own, in a folder that is no checkout and without real data."""
+    """What Python examples print, each with its own names, in a folder that is no checkout and without real data."""
     variables = os.environ | {"PYTHONPATH": str(ROOT), "TWINGRAD_OFFLINE": "1", "TWINGRAD_DATA": ""}
     variables["TWINGRAD_CACHE"] = str(folder)
     done = subprocess.run(

@@ -29,7 +29,7 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(py_engine.__pat
 
 
 def test_the_examples_print_what_the_tutorial_says() -> None:
-    # Not IGNORE_EXCEPTION_DETAIL: what errors say stands in the tutorial.
+    # Not IGNORE_EXCEPTION_DETAIL: what errors say is in the tutorial.
     result = doctest.testfile(str(TUTORIAL), module_relative=False, optionflags=doctest.ELLIPSIS, verbose=False)
     assert result.attempted > 30
     assert result.failed == 0

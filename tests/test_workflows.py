@@ -113,7 +113,7 @@ def test_the_containerfile_is_well_formed() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A fresh clone of what is committed, with a home of its own."""
+    """A fresh clone of what is committed, with its own home."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
     (tmp_path / "home").mkdir()
     return tmp_path / "clone"

@@ -392,7 +392,7 @@ def _max_pool(layer: Pool, run: _Run, x: Tensor) -> Tensor:
     x = jnp.pad(x, ((0, 0), (0, 0), *at.filled(x.shape[2:])), constant_values=-math.inf)
     largest = None
     for corner in itertools.product(*map(range, at.size)):
-        # What stands at this place of every window.
+        # What is at this place of every window.
         first = [place * dilation for place, dilation in zip(corner, at.dilation, strict=True)]
         last = (start + n - extent + 1 for start, n, extent in zip(first, x.shape[2:], at.extent, strict=True))
         found = x[:, :, *map(slice, first, last, at.stride)]

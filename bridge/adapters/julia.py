@@ -93,7 +93,7 @@ def line(subject: str, settings: Mapping[str, Any]) -> bytes:
 
 
 def _text(value: Any) -> str:
-    """A setting's value without any sign that has a meaning in a line: such signs in a text stand as %XX."""
+    """A setting's value without any sign that has a meaning in a line: such signs in a text become %XX."""
     match value:
         case bool():
             return "true" if value else "false"

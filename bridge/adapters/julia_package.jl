@@ -1,4 +1,4 @@
-# What the engines made of a Julia package have in common; each includes this file into a module of its own.
+# What the engines made of a Julia package have in common; each includes this file into its own module.
 #
 # The entry points are those of julia_engine/src/entry.jl, which describes them. Here are reading a description and the
 # weights, the data, and the order of batches. The module has the network: a model `m`, made by `new_model(d, w)` of a

@@ -3,7 +3,7 @@ which gathers its batch from constants and updates variables in place; losses ar
 
 Convolutions and pools have channels last, the only order that TensorFlow has for them on CPUs; `bridge.layouts` says
 what is left to transpose. Optimizers are TensorFlow's own fused updates, where their formulas can be made PyTorch's;
-only RMSProp, whose epsilon stands elsewhere, is written out. Sequences of up to 32 steps are unrolled, longer ones are
+only RMSProp, which adds epsilon elsewhere, is written out. Sequences of up to 32 steps are unrolled, longer ones are
 a `tf.scan`.
 """
 
@@ -55,7 +55,7 @@ Tensor: TypeAlias = Any
 """A tensor or a variable of TensorFlow's."""
 
 _UNROLLED = 32
-"""The most steps of a sequence that are operations of their own in the graph."""
+"""The most steps of a sequence that are separate operations in the graph."""
 
 
 class TensorFlowSession(TensorSession):
@@ -674,7 +674,7 @@ class _Updates:
         settings, dtype = self._optimizer, variable.dtype
         if settings.name == "adamw":
             variable.assign(variable * (1 - settings.learning_rate * (settings.weight_decay or 0.0)))
-        # TensorFlow's epsilon stands before the bias is corrected, PyTorch's after it. What corrects the bias is
+        # TensorFlow adds epsilon before the bias is corrected, PyTorch after it. What corrects the bias is
         # computed here, in float64, from the betas as the update's own dtype has them.
         betas = [float(np.array(beta, dtype.as_numpy_dtype)) for beta in settings.betas]
         first, second = (1 - tf.pow(tf.constant(beta, tf.float64), self._steps) for beta in betas)

@@ -6,7 +6,7 @@
     energy(w, x)                        # numpy arrays in, a numpy array out
     py_engine.grad(energy)(w, x)        # an op that py_engine differentiates through, to any order and in both modes
 
-The code is run as it stands: it must be as trusted as the Python that passes it. A model spec's never comes here.
+The code is run as it is: it must be as trusted as the Python that passes it. A model spec's never comes here.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _describe_blas(julia: Julia) -> str:
     if users := os.environ.get("OPENBLAS_CORETYPE"):
         return f"{julia.blas}, with the kernels that OPENBLAS_CORETYPE names: {users}"
     if (better := kernels_for(julia.kernels)) is not None:
-        return f"{julia.blas}, told to use its kernels for {better} (it would take those for {julia.kernels})"
+        return f"{julia.blas}, set to use its kernels for {better} (it would take those for {julia.kernels})"
     return f"{julia.blas}, kernels for {julia.kernels}"
 
 

@@ -89,7 +89,7 @@ class Julia:
     blas: str
     """Its BLAS, with the version where that is known."""
     kernels: str
-    """What this BLAS chooses for this CPU when it is not told; empty when it can't be asked."""
+    """What this BLAS chooses for this CPU by itself; empty when it can't be asked."""
 
     @property
     def release(self) -> tuple[int, int, int]:
@@ -97,7 +97,7 @@ class Julia:
         return _release(self.version)
 
     def environment(self, threads: int) -> dict[str, str]:
-        """The environment to start `executable` in, as a process of its own."""
+        """The environment to start `executable` in, as a separate process."""
         return dict(os.environ) | settings(threads, self.kernels)
 
     def __str__(self) -> str:
@@ -423,7 +423,7 @@ def _dictionary(value: Any) -> dict[str, Any]:
 
 
 def _fingerprint(julia: Julia) -> list[list[Any]]:
-    """Size and time of the files that a Julia stands on: another version in their place changes one of them."""
+    """Size and time of the files that a Julia depends on: another version in their place changes one of them."""
     return [_described(path) for path in (julia.executable, julia.libjulia, julia.sysimage, *julia.preload)]
 
 

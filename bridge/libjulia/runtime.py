@@ -1,7 +1,7 @@
 """What both ways of running Julia in this process have in common.
 
 A runtime evaluates a string and gives out C-callable entry points; everything else is built on these two. What it
-evaluates is source of our own and never made of what a user wrote: data goes through entry points, as numbers and
+evaluates is our own source and never made of what a user wrote: data goes through entry points, as numbers and
 arrays. Julia belongs to the thread that started it, and to this process: it does not survive a fork.
 """
 
@@ -45,7 +45,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*!?(\.[A-Za-z_]\w*!?)*", re.ASCII)
 _TORCH = "torch"
 _WHY_APART = (
     "Julia and PyTorch have crashed each other when they share a process, in either order of loading. Give each a "
-    "process of its own: bridge.worker.Worker starts an engine in one"
+    "separate process: bridge.worker.Worker starts an engine in one"
 )
 
 
@@ -62,7 +62,7 @@ class Info:
     threads: int
     blas: str
     kernels: str
-    """What the BLAS has chosen, or was told, for this CPU; empty when it can't be asked."""
+    """What the BLAS has chosen, or was set to, for this CPU; empty when it can't be asked."""
     notes: tuple[str, ...]
     """Why it was not the other way."""
 
@@ -164,7 +164,7 @@ class Runtime(ABC):
 
 
 def literal(text: str | os.PathLike[str]) -> str:
-    """A path, or another string of our own, as a Julia string literal: nothing in it is interpolated or ends it."""
+    """A path, or another string that we made, as a Julia string literal: nothing in it is interpolated or ends it."""
     # JSON's escapes are Julia's, apart from the dollar and from pairs of surrogates, which this leaves unescaped.
     return json.dumps(os.fspath(text), ensure_ascii=False).replace("$", "\\$")
 

@@ -15,13 +15,13 @@ ENGINES = [
     *("numpy", "julia", "manual", "manual-julia", "torch", "torch-compile"),
     *("tensorflow", "tensorflow-xla", "jax", "flux", "lux", "simplechains"),
 ]
-"""A list of its own, not the registry's: asv takes the parameters from one commit and uses them for all, also for older
+"""A separate list, not the registry's: asv takes the parameters from one commit and uses them for all, also for older
 ones that have `manual` and `manual-julia`."""
 
 THREADS = [1, 2]
 
 STEPS = 100
-"""Mini-batches in an epoch here: so many that passing the order to the worker and the losses back is no matter."""
+"""Mini-batches in an epoch here: enough that passing the order to the worker and the losses back does not matter."""
 
 BATCH_SIZE = 100
 LEARNING_RATE = 0.015
@@ -96,7 +96,7 @@ def require(engine: str, threads: int) -> None:
 
 
 class Bench:
-    """An engine in a worker process of its own, with data drawn at random; not built yet."""
+    """An engine in a separate worker process, with data drawn at random; not built yet."""
 
     def __init__(self, engine: str, threads: int, workload: Workload = RNN) -> None:
         require(engine, threads)

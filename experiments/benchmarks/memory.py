@@ -20,7 +20,7 @@ class _Memory:
         self.bench = Bench(engine, self.threads)
 
     def teardown(self, engine: str) -> None:
-        """End the worker; there is none where the engine is not to be had."""
+        """End the worker; there is none where the engine is not available."""
         if hasattr(self, "bench"):
             self.bench.close()
 
@@ -37,7 +37,7 @@ class Peak(_Memory):
 
 
 class Allocated(_Memory):
-    """Bytes handed out, given back or not, as memray or a runtime of its own counts them; n/a without memray.
+    """Bytes handed out, given back or not, as memray or the engine's runtime counts them; n/a without memray.
 
     With one thread: OpenBLAS allocates half a megabyte at every product that it spreads over several.
     """
@@ -47,7 +47,7 @@ class Allocated(_Memory):
     """What asv called it by its code before the import moved: so that its history continues."""
 
     def setup(self, engine: str) -> None:
-        """Start the worker, with its one thread, where memray can be had."""
+        """Start the worker, with its one thread, where memray is available."""
         with imports():
             import memray  # noqa: F401
 

@@ -64,7 +64,7 @@ class Start:
         self.bench.train(self.bench.step)
 
     def teardown(self, engine: str) -> None:
-        """End the worker; there is none where the engine is not to be had."""
+        """End the worker; there is none where the engine is not available."""
         if hasattr(self, "bench"):
             self.bench.close()
 
@@ -110,6 +110,6 @@ class SizesStart:
         self.bench.train(self.bench.step)
 
     def teardown(self, engine: str, family: str) -> None:
-        """End the worker; there is none where the engine is not to be had."""
+        """End the worker; there is none where the engine is not available."""
         if hasattr(self, "bench"):
             self.bench.close()

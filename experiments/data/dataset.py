@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bridge.errors import TwinGradError
 
 SAMPLE_LABEL = "synthetic/embedded sample"
-"""The words that stand on every output made from an embedded sample."""
+"""The label of every output made from an embedded sample."""
 
 Progress = Callable[[str, int, int], None]
 """Called during a download with (file name, bytes so far, bytes in all)."""

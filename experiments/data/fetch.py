@@ -75,7 +75,7 @@ def download(
 
     A file appears under its name only when its sha256 is right; anything else is deleted. Raises
     `DownloadError` at the first file that no mirror delivers; the files before it stay, and the next call
-    goes on from there.
+    resumes from there.
     """
     wanted = [file for file in files if not os.path.exists(folder / file.name)]
     if not wanted:
@@ -111,7 +111,7 @@ def _fetch(
 class _Contact:
     """A question to one mirror, asked in the background: does it answer at all?
 
-    The thread is what bounds the wait: a name lookup has no timeout of its own and can take half a minute.
+    The thread is what bounds the wait: a name lookup has no timeout and can take half a minute.
     """
 
     def __init__(self, mirror: str, url: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Rows drawn at random for whatever network is to be timed: what it computes takes as long as with any others."""
+"""Rows drawn at random for any network that is to be timed: its time does not depend on their values."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def _vector(path: Path, number: int, line: bytes, dimension: int) -> NDArray[np.
 
 
 def _values(line: bytes) -> list[bytes]:
-    """What stands after the word, between blanks."""
+    """What comes after the word, between blanks."""
     return line.rstrip(b"\r\n").split(b" ")[1:]
 
 

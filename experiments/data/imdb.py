@@ -8,14 +8,14 @@ The reviews may lie in the data folder itself or in `imdb/` (see `forms`), as
 - `train.csv` and `test.csv`, plain or gz, with the header `review,label` or `review,sentiment`;
 - the folder `aclImdb`, with `train/neg/*.txt` and the three others;
 - its archive, `aclImdb_v1.tar.gz`, as it is downloaded;
-- one CSV of all 50,000, such as `IMDB Dataset.csv`. It does not tell training from test reviews, so that only the
-  split of our own can be made from it.
+- one CSV of all 50,000, such as `IMDB Dataset.csv`. It does not tell training from test reviews, so that only our
+  own split can be made from it.
 
 Labels are 0 or neg(ative), 1 or pos(itive). However the reviews are stored, they are put in the order of the sha256
 of their texts: the same reviews make the same arrays.
 
 Options (`OPTIONS`): `vocabulary`, rows in all, padding and unknown word included; `length`, ids per review (`LIMITS`:
-the most of each); how texts become ids is told in `experiments.data.text`. `split`: "40000/10000" draws 40,000 of all
+the most of each); `experiments.data.text` says how texts become ids. `split`: "40000/10000" draws 40,000 of all
 50,000 for training with a fixed seed, "original" is the authors' 25,000 and 25,000. `vectors`: "glove" for a matrix of
 pretrained word vectors with `dimension` columns (see `experiments.data.glove`), "none" for no such thing.
 
@@ -103,7 +103,7 @@ def load(
 ) -> Dataset:
     """IMDB from the first place that has it (see `experiments.data`), or generated reviews.
 
-    Where the reviews can be had and the vectors cannot, the vectors are random and the dataset is a sample.
+    Where the reviews are available and the vectors are not, the vectors are random and the dataset is a sample.
     `each` is how many reviews of each class each original part must have. Raises `DataError` for options that
     cannot be, and for data that is present but wrong.
     """
@@ -469,7 +469,7 @@ def _text(contents: bytes, where: str) -> str:
 
 
 def _decoded(contents: bytes, where: str, at: int = 0) -> str:
-    """The text of UTF-8 that begins `at` so many bytes of what `where` names."""
+    """The text of UTF-8 that begins `at` bytes into what `where` names."""
     try:
         return contents.decode()
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ So "It's <br />GREAT, isn't it?" is `it 's great is n't it`. Everything else onl
 texts (whole, not cut), the most frequent first, equally frequent ones in alphabetical order.
 
 **Rows.** Every text has the same number of ids. Of a longer text the last ones are kept, where a review's verdict
-tends to stand; a shorter one is padded behind its words. (One torch run of `imdb-cnn`, 5 epochs, test accuracy:
+tends to be; a shorter one is padded behind its words. (One torch run of `imdb-cnn`, 5 epochs, test accuracy:
 last and behind 0.874, last and before 0.871, first and behind 0.861, first and before 0.858.)
 """
 

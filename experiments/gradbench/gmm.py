@@ -47,7 +47,7 @@ def objective(gamma: float, m: int, sign: int) -> Callable[..., Any]:
     def log_posterior(alpha: Any, mu: Any, q: Any, lower: Any, x: Any) -> Any:
         (k, d), n = mu.shape, x.shape[0]
         diagonal, logs = np.exp(q), np.sum(q, axis=1)
-        # Q (k, d, d): zero, the diagonal and the rest stand side by side, and each element takes its own from there.
+        # Q (k, d, d): zero, the diagonal and the rest are side by side, and each element takes its own from there.
         parts = np.concatenate([np.zeros((k, 1)), diagonal, lower], axis=1)
         Q = np.reshape(parts[:, _places(d)], (k, d, d))
         # Q (x - mu), with one product for all points: (k, n, d).

@@ -2,7 +2,7 @@
 
 `start` is answered with the tool's name, `define` with whether the engine has such a module, `evaluate` with the output
 and timings, `analysis` with nothing but its number. A function is compiled when it is first evaluated for arguments of
-these shapes and settings, which is a timing of its own, `prepare`; each run is a timing `evaluate`. What was compiled
+these shapes and settings, which is a separate timing, `prepare`; each run is a timing `evaluate`. What was compiled
 serves later messages.
 """
 
@@ -38,7 +38,7 @@ _OWN = ("protocol", "values")
 
 
 class MessageError(TwinGradError):
-    """What stands on standard input is not GradBench's protocol."""
+    """What comes on standard input is not GradBench's protocol."""
 
 
 MOST_BYTES = 128_000_000
@@ -232,7 +232,7 @@ class Julia:
         self.threads = threads
         from bridge.libjulia.engine import load_engine
 
-        load_engine(threads)  # a Julia that isn't there is told of at once
+        load_engine(threads)  # a missing Julia is reported at once
         self._known: dict[tuple[str, str, int], Any] = {}
 
     def functions(self, module: ModuleType) -> list[str]:

@@ -24,7 +24,7 @@ class InputError(TwinGradError):
 
 
 def array(given: Any, name: str, axes: int) -> NDArray[np.float64]:
-    """The numbers called `name` as an array of float64 with so many axes."""
+    """The numbers called `name` as an array of float64 with `axes` axes."""
     try:
         found = np.array(_field(given, name))
         # numpy would take texts for the numbers they spell, and null for NaN. Long integers are objects to it.

@@ -2,7 +2,7 @@
 
 The engine is built again with other switches, in one process, on the first rows of the data. Some configurations are
 a hundred times slower than others, so that the number of steps follows from what a step takes. Bytes allocated come
-from steps of their own, and are scaled up to those of an epoch.
+from separate steps, and are scaled up to those of an epoch.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ Timed = Callable[[int], dict[str, float]]
 
 
 def run(given: Assignment) -> Parts:
-    """All sizes of all series in one worker, then the graphs in a process of their own; after each the rows so far."""
+    """All sizes of all series in one worker, then the graphs in a separate process; after each the rows so far."""
     rows: list[Row] = []
     rates: dict[tuple[int, ...], roofline.Rates] = {}  # of the machine, by what they are measured for
     with given.start() as worker:
@@ -133,7 +133,7 @@ def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[tuple[str, int, flo
 
 
 def main(start: Mapping[str, Any]) -> None:
-    """Time an engine's graphs in a process of their own, and print what was found."""
+    """Time an engine's graphs in a separate process, and print what was found."""
     for timed in IN_PYTHON[start["engine"]]():
         timed(1)
         for count in start[NODES]:

@@ -72,7 +72,7 @@ class Measure:
     fixed_engines: bool = False
     """Whether engines beyond the list cannot be asked for."""
     seeds: tuple[str, ...] = ("seeds",)
-    """The options that limit its seeds. A number that the user asks for stands in the place of the first."""
+    """The options that limit its seeds. A number that the user asks for replaces the first."""
     threads: str = ""
     """The option with its number of threads, or numbers."""
     epochs: str = ""

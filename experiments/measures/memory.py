@@ -157,7 +157,7 @@ def _unusable(option: Callable[[str], Any]) -> str:
 MEASURE = Measure(
     name="memory",
     place=2,
-    title="memory: bytes allocated and peak, in runs of their own",
+    title="memory: bytes allocated and peak, in separate runs",
     about="bytes allocated per epoch, and peak memory",
     words="bytes allocated and peak memory",
     run=run,

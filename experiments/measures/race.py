@@ -114,7 +114,7 @@ def measure(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Race workers that have entered: microseconds per step by round and engine, and why engines that fell out did.
 
-    An engine that fails is out of the race with all its rounds; the others go on.
+    An engine that fails is out of the race with all its rounds; the others continue.
     """
     length, steps = chunk(len(task.work.dataset.y_train), task.batch_size, steps)
     rows: list[dict[str, Any]] = []

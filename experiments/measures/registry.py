@@ -25,7 +25,7 @@ TRAINED: tuple[str, ...] = tuple(name for name, one in MEASURES.items() if not o
 """Those that train one engine per run, with its epochs in a tidy file of all."""
 
 TABLES: tuple[str, ...] = tuple(name for name, one in MEASURES.items() if one.columns)
-"""Those of engines with a tidy file of their own."""
+"""Those of engines with their own tidy file."""
 
 WORDS: dict[str, str] = {name: one.words for name, one in RECORDED.items()}
 """What reports call them."""

@@ -71,7 +71,7 @@ function calls(pointer::Ptr{Cvoid}, count)
     return n
 end
 
-# The sum over the threads of `amount` a second, each with an array of its own.
+# The sum over the threads of `amount` a second, each with its own array.
 function together(run, amount, ::Type{T}, length) where {T}
     rates = zeros(nthreads())
     @threads for k in 1:nthreads()

@@ -18,7 +18,7 @@ mini-batch, and computes its products term by term in its dtype, can't be faster
 Algorithms with fewer multiplications can: ours have Winograd's for convolutions, with a quarter of them at least. A
 step of theirs below that part of its limit is an error; a step of another framework is shown as it is.
 
-`measure` takes the rates in processes of their own: in numpy, by this file, and in Julia, where there is one, by
+`measure` takes the rates in separate processes: in numpy, by this file, and in Julia, where there is one, by
 `roofline.jl`.
 """
 

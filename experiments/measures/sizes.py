@@ -55,15 +55,15 @@ MILLISECONDS = 50
 """How long the steps of a round take, where the paper's file says nothing."""
 STEPS_MOST = 1000
 SLOW, SPARSE = 2.0, 3
-"""From how many times the fastest framework's time on another takes part in only every so many rounds."""
+"""A framework whose steps take over `SLOW` times the fastest one's takes part in every `SPARSE`-th round only."""
 BASE, COMPARED = "torch", 5
 """The engine whose losses the others' are compared with, and of how many steps, which all engines take."""
 MOST_DEVIATION = 1e-3
 """By how much a loss may differ from PyTorch's in float32; see `compared`.
 
-Most differences that were measured are 1e-7, the largest 2e-5. But Adam's first steps move every parameter by about the
-learning rate, so that a rounded gradient near zero may turn a whole step, and where two places of a max-pool differ by
-roundings only the gradient takes another way, which of a single sample may be seen in the loss.
+Most differences that were measured are 1e-7, the largest 2e-5. But Adam's first steps change every parameter by about
+the learning rate, so that a rounded gradient near zero may turn a whole step, and where two places of a max-pool differ
+by roundings only the gradient takes another way, which of a single sample may be seen in the loss.
 """
 ABOVE_LIMIT, MEASURED_AGAIN = 1.25, 3
 """How many times the machine's highest rate a call may reach: rates of a machine that others use, too, vary by a tenth
@@ -334,7 +334,7 @@ def _against(about: Mapping[str, Any], rates: roofline.Rates) -> dict[str, Any]:
     """What is known of an engine, with the share of its slowest op's time that the machine would need for it.
 
     That is for each call the longer of two times: of its operations at the highest rate of arithmetic, and of its bytes
-    at the highest rate of memory of so many bytes.
+    at the highest rate of memory for as many bytes.
     """
     if "kernel" not in about:
         return dict(about)

@@ -21,7 +21,7 @@ from experiments.slots import Slot
 
 
 class RunError(TwinGradError):
-    """A run that could not be finished; the others go on."""
+    """A run that could not be finished; the others continue."""
 
     exit_code = 1
 

@@ -1,6 +1,6 @@
 """Time and accuracy: the seconds of every epoch, and how good the network is after it.
 
-Import and start-up are told apart, `build` too (the tidy files add it to the first epoch, as the studies do,
+Import and start-up are reported separately, `build` too (the tidy files add it to the first epoch, as the studies do,
 since that is where their compilers work). The time of an epoch is that of `train_epoch` alone; the time with
 evaluation adds that of the test rows, as some studies count it. Accuracy on the training rows, or on the part of
 them that the paper's file names, is evaluated after the epoch and not timed.

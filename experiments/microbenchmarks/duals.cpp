@@ -168,7 +168,7 @@ bool chunked(const F& f, const Job& job) {
 template <class F>
 bool measure(const F& f, const Job& job) {
     if (job.chunk != 0) return chunked<1>(f, job);
-    std::vector<double> value(1);  // the function alone: its value stands where gradients have their checksum
+    std::vector<double> value(1);  // the function alone: its value is where gradients have their checksum
     volatile double sink = 0.0;
     timed(job, value, [&] { value[0] = sink = f(job.x); });
     return true;

@@ -80,7 +80,7 @@ def parts(suite: str, sizes: Sizes) -> int:
 def measure(suite: str, entrants: Mapping[str, Entrant], sizes: Sizes, watcher: Watcher) -> tuple[list[Row], list[Row]]:
     """The rows of a suite, and what is missing of it: rows with `missing`, the reason, and whether it is a `failure`.
 
-    A system that fails is left out from there on; the others go on.
+    A system that fails is left out from there on; the others continue.
     """
     alive = dict(entrants)
     rows: list[Row] = []

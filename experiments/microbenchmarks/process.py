@@ -91,7 +91,7 @@ class Process:
         return _check(self.system, benchmark, largest_error(np.fromfile(result), *benchmark.gradient(*inputs)))
 
     def measure(self, what: str, seconds: float, samples: int) -> list[float]:
-        """Nanoseconds of a call of "forward" or "gradient", one per sample of about so many seconds."""
+        """Nanoseconds of a call of "forward" or "gradient", one per sample of about `seconds` seconds."""
         found: list[float] = self.ask("measure", what=what, seconds=seconds, samples=samples)["nanoseconds"]
         return found
 
@@ -100,7 +100,7 @@ class Process:
         return str(self.ask("linear_algebra")["text"])
 
     def memory(self, length: int, checkpoint: bool) -> int:
-        """The peak of bytes while a loop of so many steps is differentiated."""
+        """The peak of bytes while a loop of `length` steps is differentiated."""
         return int(self.ask("memory", length=length, checkpoint=checkpoint)["bytes"])
 
     def ask(self, call: str, **fields: Any) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Found:
 
 @dataclass(frozen=True)
 class System:
-    """A system. `program` is its file in `systems/`; `needs` the package, Python's or Julia's, that it stands on."""
+    """A system. `program` is its file in `systems/`; `needs` the package, Python's or Julia's, that it requires."""
 
     name: str
     label: str

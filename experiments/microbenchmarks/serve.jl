@@ -3,7 +3,7 @@
 #     julia serve.jl PROGRAM.jl
 #
 # A program has `prepare(name, inputs, by, chunk)`: a function of no arguments for the value, and one for the gradients by
-# the first `by` inputs; or it throws an `Unsupported`. `packages` are the modules whose versions are told.
+# the first `by` inputs; or it throws an `Unsupported`. `packages` are the modules whose versions are reported.
 
 struct Unsupported <: Exception
     message::String

@@ -1,7 +1,7 @@
 """A paper's TOML text as the document that a `Paper` is made from.
 
 Version 2 is short: what a file leaves out is that of `_defaults.toml`, tables and figures are named, and what a study
-reports and cites stands in rows. A file of version 1, of TwinGrad 0.1, says everything itself, and is read as it is.
+reports and cites is in rows. A file of version 1, of TwinGrad 0.1, says everything itself, and is read as it is.
 
     reported = [[row, quantity, value, where], ...]    value: a number, one for each epoch, or words; a table of more
                                                        (note, kind, precision) may follow
@@ -46,8 +46,8 @@ def document(text: str) -> Document:
 def completed(given: Document) -> Document:
     """A document of version 2 with rows as tables, and what it leaves out from the defaults.
 
-    `training` and each profile of `runs` are completed key by key; anything else that a file states stands in the
-    place of the default. Of the defaults, engines that the file does not have are left out.
+    `training` and each profile of `runs` are completed key by key; anything else that a file states replaces the
+    default. Of the defaults, engines that the file does not have are left out.
     """
     usual = defaults()
     found = dict(given)
@@ -80,7 +80,7 @@ def _filled(given: Any, usual: Mapping[str, Any]) -> Any:
 
 
 def _engines(items: Any, reported_as: Any) -> Any:
-    """The engines as tables: a name alone is one; `reported_as` says beside which row of the study each stands."""
+    """The engines as tables: a name alone is one; `reported_as` names the study's row that each is shown beside."""
     rows = _each(items, lambda item: {"name": item} if isinstance(item, str) else item)
     if not isinstance(reported_as, dict):
         raise RowError(f"reported_as: found {shown(reported_as)}, expected a table of engines and rows")

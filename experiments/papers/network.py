@@ -1,7 +1,7 @@
 """What a paper says of its network, held against the model spec that is trained.
 
 A paper's `[network]` table names facts, such as `units` or `kernel`, in the studies' own words; `FACTS` says where each
-stands in a spec. Any other setting of a layer is named `"<layer id>.<key>"`, as in `"drop.rate"`.
+is in a spec. Any other setting of a layer is named `"<layer id>.<key>"`, as in `"drop.rate"`.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ MAPS_HEIGHT = 0.36
 DRAWN = ("embedding", "permute_dims", *(f"{kind}{n}d" for kind in ("conv", "max_pool", "avg_pool") for n in (1, 2)))
 """The ops whose output is drawn inside their box."""
 MOST_MAPS = 8
-"""Of more channels only so many are drawn."""
+"""At most this many channels are drawn."""
 MOST_STEPS = 6
 """A longer sequence is drawn as its first steps, an ellipsis and its last."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """One box of the drawing: what stands left and right in it, its fill, and the steps drawn inside it."""
+    """One box of the drawing: what is left and right in it, its fill, and the steps drawn inside it."""
 
     title: str
     detail: str

@@ -98,14 +98,14 @@ def first_and_average_allocations(view: View) -> Table:
 
 @producer
 def memory(view: View) -> Table:
-    """Peak resident memory and bytes allocated of every framework: two figures, in columns of their own."""
+    """Peak resident memory and bytes allocated of every framework: two figures, in separate columns."""
     cells = (
         Cell("peak_rss_bytes", "peak resident", "peak_rss_bytes"),
         Cell("bytes_first_epoch", "allocated, 1st epoch", "bytes_first_epoch", spread=False),
         Cell("bytes_later_epochs", "allocated, later epochs", "bytes_later_epochs", spread=False),
     )
     notes = (
-        "Peak resident is the process's high-water mark (VmHWM) in a run of its own, imported packages and data "
+        "Peak resident is the process's high-water mark (VmHWM) in a separate run, imported packages and data "
         "included. Allocated is the sum of what an epoch asks for, freed or not: two figures that do not compare.",
         *row_helpers.copies_note(view),
     )

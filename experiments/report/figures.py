@@ -1,8 +1,8 @@
 """The figures of the report, each drawn by one producer from the tidy results.
 
 A producer takes the rows that one paper may show (`View`) and returns a matplotlib figure, or raises
-`NotDrawnError` with the reason; then a panel with that reason stands in its place. What a paper reports is drawn hollow
-or in a panel of its own, with its machine named, never as if it had been measured here.
+`NotDrawnError` with the reason; then a panel with that reason takes its place. What a paper reports is drawn hollow
+or in a separate panel, with its machine named, never as if it had been measured here.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def bars(view: View, names: Sequence[str] = ("later_epoch_seconds",)) -> Figure:
 
 @producer
 def time_per_epoch(view: View) -> Figure:
-    """Average time per epoch as bars with the spread over the seeds; reported times in a panel of their own."""
+    """Average time per epoch as bars with the spread over the seeds; reported times in a separate panel."""
     engines = _engines(view, "time")
     reported = view.paper.reported_for("seconds_per_epoch")
     figure = style.new(COLUMN, 0.65 + 0.24 * len(engines) + (0.5 + 0.24 * len(reported) if reported else 0))
@@ -290,7 +290,7 @@ def memory_per_epoch(view: View) -> Figure:
 
 @producer
 def time_by_epoch(view: View) -> Figure:
-    """Seconds of every epoch as bars, side by side; what the paper reports in a panel of its own."""
+    """Seconds of every epoch as bars, side by side; what the paper reports in a separate panel."""
     engines = _engines(view, "time")
     measured = {
         engine: view.epochs_of("time", engine).groupby("epoch")["seconds"].mean().dropna() for engine in engines
@@ -301,7 +301,7 @@ def time_by_epoch(view: View) -> Figure:
 
 @producer
 def memory_by_epoch(view: View) -> Figure:
-    """Bytes allocated in every epoch as bars, side by side; what the paper reports in a panel of its own."""
+    """Bytes allocated in every epoch as bars, side by side; what the paper reports in a separate panel."""
     engines = _engines(view, "memory")
     measured = {
         engine: view.epochs_of("memory", engine).groupby("epoch")["bytes_allocated"].mean().dropna().clip(lower=1)
@@ -697,7 +697,7 @@ def _sd(values: np.ndarray) -> float:
 
 
 def _reported_bars(axes: Axes, items: Sequence[Reported]) -> None:
-    """Hollow, dashed bars; words stand where the paper gives no number."""
+    """Hollow, dashed bars; words where the paper gives no number."""
     longest = max((item.value or 0.0 for item in items), default=0.0) or 1.0
     for position, item in enumerate(items):
         color = style.look(item.row).color

@@ -82,7 +82,7 @@ def sort_key(cell: str) -> float | None:
     value = float(number.replace("−", "-"))
     if exponent:
         value *= 10.0 ** int(exponent.translate(_SUPERSCRIPTS))
-    if unit is None:  # "4.6 ± 0.2 s": the unit stands after the spread
+    if unit is None:  # "4.6 ± 0.2 s": the unit comes after the spread
         after = re.search(r"±\s*[\d.]+\s*([^\W\d_]+|%)", text)
         unit = after[1] if after else None
     return value * _FACTORS.get(unit or "", 1.0)

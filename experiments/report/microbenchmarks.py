@@ -1,6 +1,6 @@
 """The tables of the micro-benchmarks: each function alone and with its gradient, beside what a study cites.
 
-Cited figures stand in rows of their own, under a heading that says so. A system that was not run has a row all the
+Cited figures have separate rows, under a heading that says so. A system that was not run has a row all the
 same, and a note says why.
 """
 
@@ -247,7 +247,7 @@ def micro_memory(view: View) -> Table:
         ],
         ["length", "plain_bytes", "checkpointed_bytes", "share"],
         found,
-        ["The peak of the bytes in use, above those before, while a recurrence of so many steps is differentiated."],
+        ["The peak of the bytes in use, above those before, while a recurrence of that many steps is differentiated."],
         first="steps",
         wide=False,
     )
@@ -298,7 +298,7 @@ def _setting_notes(view: View, suite: str) -> list[str]:
     fewer = "" if profile == "full" else f"; profile {profile}, which measures less than the paper did"
     if suite == "memory":
         return [f"Profile {profile}."] if fewer else []
-    return [f"{counts}; systems take turns in every round, each in its own process{fewer}."]
+    return [f"{counts}; systems alternate in every round, each in its own process{fewer}."]
 
 
 def missing_notes(view: View, suite: str) -> list[str]:

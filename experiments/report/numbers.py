@@ -1,6 +1,6 @@
 """Every number that the paper's text quotes, as raw values and as text, under names such as `numpy.later_s`.
 
-The text looks numbers up by these names and types none of its own; a name without a value is printed as not
+The text looks numbers up by these names and types none itself; a name without a value is printed as not
 measured.
 """
 

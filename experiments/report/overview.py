@@ -40,7 +40,7 @@ Measured = Callable[[View], dict[str, Point]]
 
 @dataclass(frozen=True)
 class Overview:
-    """A figure over all studies. `points` gives those of a study by engine; `reference` is where PyTorch stands."""
+    """A figure over all studies. `points` gives those of a study by engine; `reference` is where PyTorch is."""
 
     id: str
     title: str
@@ -119,7 +119,7 @@ def _lay_out(axes: Axes, overview: Overview, rows: Sequence[str]) -> None:
 
 
 def rounds_of(view: View, threads: int = 2) -> pd.DataFrame:
-    """The race's microseconds per step, rounds by engines; empty where there was no race with so many threads."""
+    """The race's microseconds per step, rounds by engines; empty where there was no race with `threads` threads."""
     rounds = view.table("race")
     rounds = rounds[rounds["threads"] == threads]
     return rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")

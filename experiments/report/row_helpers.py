@@ -21,7 +21,7 @@ REFERENCE = "torch"
 """The engine that the others are compared with."""
 
 RIVALS = ("tensorflow", "tensorflow-xla", "jax")
-"""The other frameworks: a race is told against the best of them, too."""
+"""The other frameworks: a race compares with the best of them, too."""
 
 COPYING = ("tensorflow", "tensorflow-xla", "jax")
 """Engines that train on a copy of the data, made by their framework."""
@@ -124,9 +124,9 @@ class Cell:
     header: str
     quantity: str
     reported: str = ""
-    """The reported quantity that stands in the same column."""
+    """The reported quantity in the same column."""
     spread: bool = True
-    """Whether the standard deviation over the runs stands beside the mean."""
+    """Whether the standard deviation over the runs is shown beside the mean."""
     extremes: bool = False
     """Whether the CSV has the least and the most, too."""
 

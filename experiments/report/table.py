@@ -82,7 +82,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table under a bold title; group headings are rows of their own."""
+    """A pipe table under a bold title; group headings are separate rows."""
     lines = [f"**{markdown_escape(table.title)}**", ""]
     lines.append("| " + " | ".join(markdown_escape(item.header) for item in table.columns) + " |")
     lines.append("|" + "|".join("---:" if item.align == "right" else ":---" for item in table.columns) + "|")
@@ -181,12 +181,12 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 
 def latex_escape(text: str) -> str:
-    """Text that LaTeX prints as it stands, signs and exponents included; line ends become spaces."""
+    """Text that LaTeX prints as it is, signs and exponents included; line ends become spaces."""
     text = " ".join(text.split("\n"))
     escaped = "".join(_LATEX.get(character, character) for character in text)
     return re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"$^{{{found[0].translate(_SUPERSCRIPTS)}}}$", escaped)
 
 
 def markdown_escape(text: str) -> str:
-    """Text that Markdown prints as it stands, also inside a cell of a pipe table."""
+    """Text that Markdown prints as it is, also inside a cell of a pipe table."""
     return re.sub(r"([\\`*_\[\]<>|~$#])", r"\\\1", " ".join(text.split("\n")))

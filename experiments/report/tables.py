@@ -1,7 +1,7 @@
 """The tables of the report, each made by one producer from the tidy results.
 
-A producer takes the rows that one paper may show (`View`) and returns a `Table`. What a paper reports stands in
-rows of its own, under a heading that says so and names its machine; it never shares a row with a measurement. An
+A producer takes the rows that one paper may show (`View`) and returns a `Table`. What a paper reports has
+separate rows, under a heading that says so and names its machine; it never shares a row with a measurement. An
 engine that has no number has a row all the same, and a note says why it is empty.
 """
 
@@ -241,7 +241,7 @@ def allocations(view: View) -> Table:
     )
     notes = (
         "The sum of all allocations of an epoch, freed or not, as an allocation profiler counts them; what stays "
-        "resident is another figure, in a table of its own.",
+        "resident is another figure, in a separate table.",
         *row_helpers.gibibytes_note(view.paper),
     )
     return engine_table(view, ("memory",), cells, notes)
@@ -252,7 +252,7 @@ def peak_memory(view: View) -> Table:
     """Peak resident memory of training; nothing about bytes allocated."""
     notes = (
         "The process's high-water mark (VmHWM), reset after imports and data, before the model is built; it "
-        "contains the imported packages and the data. Taken in a run of its own.",
+        "contains the imported packages and the data. Taken in a separate run.",
         *row_helpers.copies_note(view),
     )
     return engine_table(view, ("memory",), [Cell("peak_rss_bytes", "peak resident", "peak_rss_bytes")], notes)

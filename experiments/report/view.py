@@ -34,7 +34,7 @@ class ReportError(TwinGradError):
 
 
 class MixedMachinesError(ReportError):
-    """Rows of two machines would stand in one table."""
+    """Rows of two machines would be in one table."""
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -64,7 +64,7 @@ class View:
     epochs: pd.DataFrame
     steps: pd.DataFrame
     tables: Mapping[str, pd.DataFrame]
-    """The rows of measures with a tidy file of their own."""
+    """The rows of measures with their own tidy file."""
     left_out: int = 0
     outdated: frozenset[tuple[str, str]] = frozenset()
     """(engine, measure) whose runs were made with an older source of the engine."""
@@ -295,7 +295,7 @@ def one_machine(machines: Iterable[Any], what: str) -> str:
         found = ", ".join(f"{name} ({count} rows)" for name, count in sorted(counts.items()))
         raise MixedMachinesError(
             f"{what} come from {len(counts)} machines: {found}; a table never mixes machines: "
-            "report each machine from a results folder of its own (--results DIR)"
+            "report each machine from a separate results folder (--results DIR)"
         )
     return str(counts.index[0]) if len(counts) else ""
 

@@ -15,7 +15,7 @@ using Serialization: Serialization
 using Statistics: Statistics, mean, median, middle, quantile, std, var
 using ..Versions: Versions
 
-# Building graphs runs once: compile it quickly, and keep the optimiser for the kernels, a module of their own.
+# Building graphs runs once: compile it quickly, and keep the optimiser for the kernels, a separate module.
 Base.Experimental.@optlevel 0
 
 include("ad/errors.jl")
@@ -92,7 +92,7 @@ include("ad/control/cond.jl")
 include("ad/control/while_loop.jl")
 
 # Every function on tensors that the numpy engine's `ops` has, by its name there. Ops that are functions themselves are in
-# TABLE; here stand the others, and those that go by another name or convention in Julia.
+# TABLE; here are the others, and those that go by another name or convention in Julia.
 for (name, f) in (
     "all" => all, "any" => any, "argmax" => argmax_along, "argmin" => argmin_along, "astype" => astype, "binary_cross_entropy" => binary_cross_entropy, "broadcast_to" => broadcast_to, "clip" => clip,
     "concatenate" => concatenate, "dot" => dot, "dropout" => dropout, "einsum" => einsum,

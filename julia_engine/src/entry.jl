@@ -93,7 +93,7 @@ struct Description
     inputs::Dict{String,Vector{String}}
 end
 
-"""The text of `n` bytes, which must be ASCII: what is not stands as %XX."""
+"""The text of `n` bytes, which must be ASCII: what is not is written as %XX."""
 function text_at(bytes::Ptr{UInt8}, n::Int64)
     0 <= n <= MOST_BYTES || throw(ConfigurationError("a description has at most $MOST_BYTES bytes, got $n"))
     text = unsafe_string(bytes, n)
@@ -136,7 +136,7 @@ function read_description(text::String)
         push!(sizes, NETWORK.output_size(layer, size))
         read == [before] || (inputs[names[end]] = read)
     end
-    isempty(lines) || throw(ConfigurationError("the description of the session goes on after its $expected layers"))
+    isempty(lines) || throw(ConfigurationError("the description of the session continues after its $expected layers"))
     return Description(dtype, batch_size, threads, loss, optimizer, techniques, ids, names, ops, layers, sizes, inputs)
 end
 

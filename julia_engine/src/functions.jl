@@ -2,12 +2,12 @@
 C-callable entry points to a programmer's own functions: what a program in another language, in the same process, needs to
 call a function of arrays that is written in Julia, and its derivative.
 
-Arguments are described by integers: for each its element type (32, 64: a float of so many bits; 1: Int64), the number of
+Arguments are described by integers: for each its element type (32, 64: a float of that many bits; 1: Int64), the number of
 its axes, and their lengths. Memory is the caller's, in Julia's order; arguments without axes reach the function as
 numbers. An argument of integers has no derivative.
 
 - `define(code, name, replay)` is called in Julia and gives the number of a function: of `name`, or of what the code
-  evaluates to when `name` is empty. The code is run as it is, in a module of its own where `using TwinGrad` holds: it must be
+  evaluates to when `name` is empty. The code is run as it is, in a separate module where `using TwinGrad` holds: it must be
   as trusted as the program that calls this. With `replay` the function is traced once for each combination of sizes and
   replayed (see [`compile`](@ref)); without, it runs at every call.
 - `call(function, n, description, addresses, result)`: compute the function of `n` arguments and keep the result; `result`
@@ -99,7 +99,7 @@ end
 
 """
 The arguments that integers describe, in the caller's memory. It is the caller's again after this call, so a function that
-runs as it stands, and may keep its arguments or write to them, is given copies; one that is replayed can do neither.
+runs as it is, and may keep its arguments or write to them, is given copies; one that is replayed can do neither.
 """
 function arguments(it::Wrapped, n::Int64, description::Ptr{Int64}, addresses::Ptr{Ptr{Cvoid}})
     args = Any[]

@@ -27,7 +27,7 @@ read as if aligned to their size, and the process crashes (#57713). Of its mends
 const MISALIGNS_VECTORS = v"1.11-" <= VERSION < v"1.12-"
 
 """
-1.5 can be told through its options to interpret what runs once, in place of compiling it for seconds. Tried on 1.5 alone;
+The options of 1.5 let it interpret what runs once, in place of compiling it for seconds. Tried on 1.5 alone;
 `Base.Experimental.@compiler_options` came with 1.6, and works on whole modules; 1.9 keeps compiled code.
 """
 const INTERPRETS = v"1.5" <= VERSION < v"1.6-"

@@ -132,7 +132,7 @@ end
     @test compile(grad((a, i) -> sum(pick(a, i) .^ 2)))([3.0, 4.0, 5.0], [2, 1]) == [6, 8, 0]
 end
 
-@testset "what an opaque function returns may be told" begin
+@testset "what an opaque function returns may be given" begin
     calls = Ref(0)
     function root(a)  # which is not to be called on ones
         all(==(1), a) && error("never")

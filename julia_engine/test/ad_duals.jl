@@ -3,7 +3,7 @@
 using TwinGrad.AD: AD, DualNumbers, polygamma
 using TwinGrad.AD.DualNumbers: dual, partials
 
-"""A number that moves by one at three levels: its function's value holds the first three derivatives."""
+"""A number whose partials are one at three levels: its function's value holds the first three derivatives."""
 function moving(x)
     first = dual(x, k -> 1.0, Val(1), Val(1))
     second = dual(first, k -> one(first), Val(1), Val(2))

@@ -172,7 +172,7 @@ in_sequence(x, w) = max_pool(relu.(conv(permutedims(x, (2, 1, 3)), w) .+ reshape
     @test issubset(fused, found) || occursin("pool", join(fused)) && AD.Kernels.VECTOR_BYTES[] == 0
 end
 
-@testset "a fused op has no derivative of its own: it says what it stands for" begin
+@testset "a fused op has no derivative: it says what it stands for" begin
     for (name, op) in sort!(collect(AD.TABLE); by=first)
         isempty(op.fuses) && continue
         @test (name, op.constant, op.backward!, op.jvp) == (name, false, nothing, nothing)

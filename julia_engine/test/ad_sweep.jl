@@ -1,9 +1,9 @@
 # Julia's functions on tensors against the same functions on plain arrays: equal, or refused with an error of the engine.
 #
 # What differs on purpose, and counts as equal: truth values are 1 and 0; numbers and integers take the float type of the
-# tensors beside them; NaN stands where Julia's function of a number throws a DomainError; results of one element may be a
-# number or an array without dimensions. Where Julia has no method, or its sizes do not fit, a tensor may have a meaning of its
-# own (numbers and arrays are added by broadcasting): such calls are counted and not compared.
+# tensors beside them; NaN is where Julia's function of a number throws a DomainError; results of one element may be a
+# number or an array without dimensions. Where Julia has no method, or its sizes do not fit, a tensor may have its own
+# meaning (numbers and arrays are added by broadcasting): such calls are counted and not compared.
 
 module Sweep
 

@@ -147,7 +147,7 @@ end
         @test occursin("ends too early", failing(described()[1:n]))
     end
     @test occursin("ends too early", failing(described(count=4)))
-    @test occursin("goes on after its 2 layers", failing(described(count=2)))
+    @test occursin("continues after its 2 layers", failing(described(count=2)))
     @test occursin("must be ASCII", failing(described(loss="é")))
     @test occursin("at most 10000000 bytes", failing(" "^10_000_001))
 

@@ -102,7 +102,7 @@ end
     @test occursin("rank 2 of size 2", message_of(() -> Communicator(2, 2, identity)))
 end
 
-@testset "no two processes draw the same dropout masks, and each goes on with its own" begin
+@testset "no two processes draw the same dropout masks, and each continues with its own" begin
     with_dropout() = Chain(Dense(6 => 8, tanh), Dropout(0.5), Dense(8 => 3); dtype=Float64)
     function trained(epochs, communicator, kept)
         chain = with_dropout()

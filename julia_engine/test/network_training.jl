@@ -574,7 +574,7 @@ end
     @test train_epoch!(Trainer(model()), view(x, :, 1:53), UInt8.(y)) == train_epoch!(Trainer(model()), x, y)
 end
 
-@testset "a trainer goes on from a state bit for bit" begin
+@testset "a trainer resumes from a state bit for bit" begin
     x, y, order = problem()
     new() = Trainer(Chain(Dense(12 => 16, relu), Dropout(0.5), Dense(16 => 3); dtype=eltype(x)); optimizer=Adam(0.01),
         batch_size=20, threads=1, accumulate=2)
@@ -813,7 +813,7 @@ end
     @test trainer.vector == other.vector && NETWORK.training_state(trainer) == NETWORK.training_state(other)
 end
 
-@testset "a copy of a trainer goes on with the streams of its dropout layers" begin
+@testset "a copy of a trainer continues with the streams of its dropout layers" begin
     x, y, order = problem()
     trainer = Trainer(Chain(Dense(12 => 16, relu), Dropout(0.5), Dense(16 => 3)); batch_size=20, threads=1)
     train_epoch!(trainer, x, y, order)

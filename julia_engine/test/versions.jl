@@ -1,4 +1,4 @@
-# What differs between versions of Julia stands in one file.
+# What differs between versions of Julia is in one file.
 
 using TwinGrad.Versions: Versions
 

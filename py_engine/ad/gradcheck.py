@@ -49,8 +49,8 @@ def gradcheck(
         leaves, structure = flatten(arg)
         if isinstance(arg, dict | list | tuple) and any(getattr(x, "dtype", None) in FLOATS for x in leaves):
             raise NotDifferentiableError(
-                f"gradcheck: argument {i} is {structure}, and only arrays can be moved; give its arrays as arguments "
-                'of their own, such as gradcheck(lambda w, b: f({"w": w, "b": b}), w, b)'
+                f"gradcheck: argument {i} is {structure}, and only arrays can be moved; give its arrays as separate "
+                'arguments, such as gradcheck(lambda w, b: f({"w": w, "b": b}), w, b)'
             )
     arrays = [plain_array(arg) for arg in args]
     if any(a.dtype == np.float32 for a in arrays):

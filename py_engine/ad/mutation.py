@@ -26,7 +26,7 @@ from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import InPlaceError, ReplayError
 
 SMALL = 8192
-"""Bytes: up to here each op keeps a copy of its own, which takes less time than to look for one to share."""
+"""Bytes: up to here each op keeps its own copy, which takes less time than to look for one to share."""
 
 COPIED = 1 << 27
 """Bytes: of larger arrays only a checksum is kept, so that data that hardly fits into memory needs no more of it.
@@ -35,7 +35,7 @@ Loops and checkpoints, which are there to save memory, keep checksums of all."""
 
 READS_OF_A_LOOP = 3
 """Reads of an array by one trace from which on it is copied, as it is probably a loop's weight: to compare it with a
-copy takes less time than a checksum, but fresh memory for the copy takes as long as four checksums."""
+copy takes less time than a checksum, but fresh memory for the copy costs as much as four checksums."""
 
 Version: TypeAlias = "bytes | Snapshot | int"
 """The bytes of an array, a copy of it, or its checksum."""

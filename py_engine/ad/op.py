@@ -529,12 +529,12 @@ def one_to_one(x: Tensor, **attrs: Any) -> list[tuple[Array, Array]]:
 
 
 def per_element(count: int) -> Callable[..., int]:
-    """Return the `flops` of an op that takes so many for each element of its first input; 0: it only moves them."""
+    """Return the `flops` of an op that takes `count` for each element of its first input; 0: it only moves them."""
     return lambda x, *others, **attrs: count * x.size
 
 
 def per_matrix(thirds: int) -> Callable[..., int]:
-    """Return the `flops` of an op on n × n matrices, (..., m, n): so many thirds of m · n², for each of them."""
+    """Return the `flops` of an op on n × n matrices, (..., m, n): `thirds` thirds of m · n², for each of them."""
     return lambda x, *others, **attrs: thirds * x.size * x.shape[-1] // 3
 
 

@@ -213,7 +213,7 @@ class Operators:
     # Copies -----------------------------------------------------------------------------------------------
     #
     # A copy of what others may differentiate through is an op, part of the graph. That of a leaf, outside of any
-    # transform, is a leaf of its own.
+    # transform, is a separate leaf.
 
     def __copy__(self: Tensor) -> Tensor:
         if not self._is_free():
@@ -433,7 +433,7 @@ class Operators:
         return ops.copy(ops.ravel(self, order))
 
     def copy(self: Tensor, order: str = "C") -> Tensor:
-        """Return the same values in memory of their own; the gradient passes."""
+        """Return the same values in new memory; the gradient passes."""
         return ops.copy(self, order)
 
     def transpose(self: Tensor, *axes: Any) -> Tensor:
@@ -545,7 +545,7 @@ def tensor(data: Operand, dtype: DTypeLike | None = None, requires_grad: bool = 
 
     Raises:
         NotDifferentiableError: a new leaf of a tensor that a gradient may flow through.
-        DTypeError: `data` are not real numbers or truth values, or an array of a class with rules of its own.
+        DTypeError: `data` are not real numbers or truth values, or an array of a class with its own rules.
         ShapeError: `data` are nested lists of different lengths.
     """
     if not isinstance(data, Tensor):

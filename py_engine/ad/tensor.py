@@ -46,7 +46,7 @@ class Tensor(Operators):
         requires_grad: whether `backward()` stores a gradient here, and ops on it keep their inputs for that.
 
     `copy.copy` and `copy.deepcopy` of a tensor that was computed, or inside a function that is differentiated or
-    traced, are ops: gradients flow through them. Outside, the copy of a leaf is a leaf of its own, with
+    traced, are ops: gradients flow through them. Outside, the copy of a leaf is a separate leaf, with
     `requires_grad`, name and `.grad`, which share their memory with the original's in `copy.copy` only. Tensors are
     not pickled.
 

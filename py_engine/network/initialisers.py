@@ -32,7 +32,7 @@ class ParameterSpec:
     """What a layer says about one of its parameters before it exists.
 
     `fan_in` and `fan_out` are the numbers of connections into and out of one unit. For the stacked gates of
-    an LSTM or GRU they are those of a single gate, since each gate is a matrix of its own. What is not
+    an LSTM or GRU they are those of a single gate, since each gate is a separate matrix. What is not
     `trainable` belongs to the model like the others, but optimizers and gradients don't see it: a frozen
     embedding, or running statistics.
     """

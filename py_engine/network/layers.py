@@ -51,7 +51,7 @@ LAYERS: dict[str, type[Layer]] = {}
 
 
 class Layer(ABC):
-    """What all layers share. One of your own overrides `output_shape`, `forward` and perhaps `parameters`.
+    """What all layers share. Your own layer overrides `output_shape`, `forward` and perhaps `parameters`.
 
     The constructor's arguments are kept in attributes of the same names. Those of a layer of the model spec, such as
     ``class Dense(Layer, op="dense")``, have the names that the spec's settings have.

@@ -18,7 +18,7 @@ class BatchNorm(Layer, op="batch_norm"):
     """Each channel with mean 0 and variance 1, then scaled and shifted (Ioffe and Szegedy 2015).
 
     Channels are the first axis of a sample, (channels, ...). In training, mean and (biased) variance are those of
-    the batch, over samples and all other axes, and the running ones move toward them by `momentum`, the variance
+    the batch, over samples and all other axes, and the running ones are updated toward them by `momentum`, the variance
     as its unbiased estimate. Outside training the running ones are used.
 
     Parameters: `scale` and `shift`, and not trained, `running_mean` and `running_var`, all (channels,).

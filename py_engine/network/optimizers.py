@@ -483,7 +483,7 @@ class Adam(Optimizer):
         return plain and self.clip_norm is None and self.clip_value is None and self.betas[1] >= 0.9
 
     def factors(self) -> tuple[float, float]:
-        """The numbers c and e of the last step: parameters move by ``c * mean / (sqrt(square) + e)``.
+        """The numbers c and e of the last step: parameters change by ``c * mean / (sqrt(square) + e)``.
 
         The corrections of both means, and the units in which they are kept, are in them.
         """

@@ -8,8 +8,8 @@ before it computes anything, and twice that where rows lie apart. Here it is 20 
 - the numbers of a gate lie together, not those of a sample.
 
 Results differ from those of the single ops by roundings. A recurrence has its definition in single ops, and the calls.
-All other derivatives (forward mode, the gradient's own gradient), and batches in which each sample has weights of its
-own, follow from the definition.
+All other derivatives (forward mode, the gradient's own gradient), and batches in which each sample has its own
+weights, follow from the definition.
 
 Shapes: T steps, N samples, H units, G gates: an LSTM has four, which are i, f, g, o side by side in a row of the
 projected inputs, (T, N, 4 H), and i, f, o, -g where they are kept, (T, 4, N, H); a GRU three: r, z, n.
@@ -44,7 +44,7 @@ class Recurrence(NamedTuple):
 
 
 BLOCK = 32_768
-"""Elements of the gates of so many steps as are worked on at once: two such arrays fit a cache."""
+"""Elements of the gates of the steps that are worked on at once: two such arrays fit a cache."""
 
 
 def _blocks(steps: int, per_step: int) -> list[slice]:
@@ -178,7 +178,7 @@ def _kinds(projected: Tensor, recurrent: Tensor, last: bool, keep: bool, kept: i
 
 
 def _rows(gates: Tensor, less: int = 0) -> tuple[tuple[int, ...], Any]:
-    """Shape and dtype of the gates of so many steps less, side by side for each sample."""
+    """Shape and dtype of the gates of all but `less` steps, side by side for each sample."""
     steps, count, samples, units = gates.shape
     return (steps - less, samples, count * units), gates.dtype
 
@@ -356,7 +356,7 @@ def _pull_lstm(cotangents: Tangents, needed: Sequence[bool], node: Node) -> Sequ
 
 
 def _operations(gates: int, per_unit: int) -> Callable[..., int]:
-    """The `flops` of a recurrence: of the products of all steps but one, and so many more for each unit and step."""
+    """The `flops` of a recurrence: of the products of all steps but one, and `per_unit` more for each unit and step."""
 
     def flops(*inputs: Tensor, **attrs: Any) -> int:
         shape, units = inputs[-2].shape, inputs[-1].shape[0]  # of the projected inputs, or of the gates

@@ -553,8 +553,8 @@ SMALL_PRODUCT = 3_000_000
 long to wake as it saves. Measured with one sample: up to here two threads take 0.94 to 1.34 times the time of one."""
 
 OPERATIONS_PER_BYTE = 20
-"""Of a product in parts: how many take as long as moving a byte. With kernels for AVX-512, LSTMs of 256 units with 16
-and 64 samples are faster split, and one of 64 units with 64 samples is not."""
+"""Of a product in parts: how many operations cost as much as moving a byte. With kernels for AVX-512, LSTMs of 256
+units with 16 and 64 samples are faster split, and one of 64 units with 64 samples is not."""
 
 GRADIENT_MOVES = 6
 """How often each further thread moves a gradient that all threads have: its products read the weight twice and write
@@ -570,7 +570,7 @@ def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> b
     are summed), and where that is enough for the number of calls, each of which waits for the interpreter's lock: a
     recurrent network makes thousands of short ones, and at each of its steps every thread reads all weights, however
     few samples it has (measured with LSTMs of 256 and 512 units and 16 samples). Its products, where BLAS computes them
-    in parts without copies, take as long as their operations, which splitting spreads. It follows from shapes and from
+    in parts without copies, cost as much as their operations, which splitting spreads. It follows from shapes and from
     BLAS's kernels alone: the same network gives the same numbers in every run.
 
     Args:

@@ -55,7 +55,7 @@ EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
 
 SQUARES_SHARED_FROM = 1 << 20
-"""Elements of a gradient from which on threads share the sum of its squares; fewer take as long as their start."""
+"""Elements of a gradient from which on threads share the sum of its squares; fewer cost as much as starting them."""
 
 UPDATE = "sums and update"
 """What `Trainer.costs` calls the update, with the sums of the threads' gradients before it."""

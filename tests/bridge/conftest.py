@@ -230,7 +230,7 @@ for line in sys.stdin:
             failure = traceback.format_exc()
     print(json.dumps([said.getvalue(), failure]), file=answers, flush=True)
 """
-"""Runs the programs that it is given line by line, each in names of its own, and says what each printed or ended in."""
+"""Runs the programs that it is given line by line, each in its own names, and says what each printed or ended in."""
 
 
 @pytest.fixture(scope="module")

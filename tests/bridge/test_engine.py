@@ -33,7 +33,7 @@ def test_every_engine_has_a_row_and_an_adapter_file() -> None:
     assert registry.names() == [*ours, *others]
     folder = Path(registry.__file__).parent / "adapters"
     modules = {registry.get(name).module for name in registry.names()}
-    # What engines share stands in a file of its own beside the adapters.
+    # What engines share is in a separate file beside the adapters.
     parts = {"bridge.adapters.julia_package"}
     assert modules | parts == {
         f"bridge.adapters.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"

@@ -269,7 +269,7 @@ def test_descriptions_that_are_cut_or_wrong_are_refused(run_beside_others: Run) 
             for value in (-(2**63), -1, 2**40, 2**63 - 1, 10**40, "x", "", "1,", "%00"):
                 wrong = text[: found.start()] + str(value).encode() + text[found.end() :]
                 refused(lambda: create(wrong), Exception)
-        for place in range(len(text)):  # whatever stands there, it is read or refused, and never run
+        for place in range(len(text)):  # whatever is there, it is read or refused, and never run
             byte = (b" ", b"=", b"%", b"\\n", b"\\0", b"\\xff")[place % 6]
             refused(lambda: create(text[:place] + byte + text[place + 1 :]), Exception)
         assert os.listdir() == ["model.toml"]

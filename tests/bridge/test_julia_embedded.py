@@ -1,6 +1,6 @@
 """libjulia in a Python process: values, exceptions, entry points, threads, signals, and what must not share a process.
 
-Julia starts once in a process, and never in that of the tests: they run programs, in a process of their own where they
+Julia starts once in a process, and never in that of the tests: they run programs, in a separate process where they
 are about its start, its end or its settings, and otherwise in one for all.
 """
 
@@ -281,7 +281,7 @@ def test_a_damaged_installation_is_named(run: Run) -> None:
 def test_another_libunwind_in_the_process_is_refused(run: Run, julia: Julia, tmp_path: Path) -> None:
     own = next((path for path in julia.preload if Path(path).name == "libunwind.so.8"), None)
     if own is None:
-        pytest.skip("does not apply: this Julia brings no libunwind of its own")
+        pytest.skip("does not apply: this Julia does not bring its own libunwind")
     other = tmp_path / "libunwind.so.8"
     other.write_bytes(Path(own).read_bytes())
     done = run("", start=f"import ctypes; ctypes.CDLL({str(other)!r})\n", status=1)

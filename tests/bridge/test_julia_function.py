@@ -1,7 +1,7 @@
 """A programmer's own Julia functions from Python: values, derivatives, errors; here, in another process, under torch.
 
 Everything in Julia happens in a worker's process, where this process's torch can't be in its way; what runs in the same
-process as Julia is run by a Python of its own. Both start once for most tests, since Julia's start takes seconds.
+process as Julia is run by a separate Python. Both start once for most tests, since Julia's start takes seconds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def kept(julia):
 
 @pytest.fixture
 def one_process(kept, monkeypatch):
-    """Functions with a process of their own, or under torch, get the same one."""
+    """Functions with a separate process, or under torch, get the same one."""
     monkeypatch.setattr(remote, "Worker", lambda *_: kept)
 
 

@@ -260,7 +260,7 @@ def test_which_kernels_the_blas_will_use_is_said(
         said.append(capsys.readouterr().out.splitlines()[1].strip())
     assert said == [
         "OpenBLAS 0.3.9, kernels for Haswell",
-        "OpenBLAS 0.3.9, told to use its kernels for SKYLAKEX (it would take those for Haswell)",
+        "OpenBLAS 0.3.9, set to use its kernels for SKYLAKEX (it would take those for Haswell)",
         "OpenBLAS 0.3.9, with the kernels that OPENBLAS_CORETYPE names: Zen",
     ]
 

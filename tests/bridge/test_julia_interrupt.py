@@ -84,7 +84,7 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 def start(
     request: pytest.FixtureRequest, julia: Julia, small_paper_model: ModelSpec, tmp_path: Path
 ) -> Iterator[Start]:
-    """Starts a program with data and a model, in a process group of its own, as a shell does."""
+    """Starts a program with data and a model, in a separate process group, as a shell does."""
     if request.param > len(os.sched_getaffinity(0)):
         pytest.skip("does not apply: this process may use one core only")
     started = []

@@ -1,4 +1,4 @@
-"""Whoever waits for Julia to compile the engine is told so, and nobody else."""
+"""Whoever waits for Julia to compile the engine gets a message, and nobody else."""
 
 from __future__ import annotations
 

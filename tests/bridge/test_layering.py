@@ -1,4 +1,4 @@
-"""The bridge's modules form layers, as CONTRIBUTING.md lists them: imports stand at the top, and point down."""
+"""The bridge's modules form layers, as CONTRIBUTING.md lists them: imports are at the top, and point down."""
 
 from __future__ import annotations
 

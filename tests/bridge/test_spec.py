@@ -929,7 +929,7 @@ UNFIT = {
         (3, 8, 8),
         'a").padding: found 2, expected at most half the window of 3: 1',
     ),
-    "a faulty window is told once": (
+    "a faulty window is reported once": (
         {"op": "max_pool2d", "window": 0},
         (3, 8, 8),
         f'model: layers[0] (id "a").window: found 0, expected {SIZES}',

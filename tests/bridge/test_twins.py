@@ -83,7 +83,7 @@ def here() -> Lists:
     return {
         # What only the rewriting of graphs makes is each engine's own.
         "op": dict.fromkeys((name for name, op in TABLE.items() if not op.fused), ""),
-        # Functions that are ops themselves stand in the table; the other list holds both.
+        # Functions that are ops themselves are in the table; the other list holds both.
         "function": dict.fromkeys(public_functions(), ""),
         "layer": dict.fromkeys(network.LAYERS, ""),
         "activation": dict.fromkeys(network.ACTIVATIONS, ""),
@@ -225,7 +225,7 @@ PYTHON_ONLY = {
     "network/read_ahead.py": "of a mapped file; Python asks for its rows on behalf of the Julia engine, too",
     "network/lazy_updates.py": "rows that Adam updates later, at once; Julia's update is one pass, not ten",
     "network/recurrence.py": "LSTM and GRU as one op each; in Julia the single ops are computed tile by tile",
-    "ad/ops/fused_text.py": "ops that only fusion makes; Julia's stand with its fusion",
+    "ad/ops/fused_text.py": "ops that only fusion makes; Julia's are with its fusion",
 }
 JULIA_ONLY = {
     "ad/copies.jl": "copies of tensors, which keep the graph or refuse; the numpy engine's are methods of its Tensor",

@@ -1,6 +1,6 @@
 """Workers: the same results as in one's own process, and an end that leaves nothing behind.
 
-A stand-in engine does on demand what real ones do by accident: print, hang, crash, start processes of its own.
+A stand-in engine does on demand what real ones do by accident: print, hang, crash, start processes.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def with_stand_in(bootstrap: str) -> str:
 
 @pytest.fixture
 def built(stand_in: str, small_paper_model: ModelSpec, random_params: Callable[..., Any]) -> Iterator[Worker]:
-    """A worker of the stand-in engine, ready to be told what to do."""
+    """A worker of the stand-in engine, ready for requests."""
     with Worker(stand_in) as one:
         one.build(small_paper_model, random_params(small_paper_model), SGD, 4)
         yield one

@@ -38,7 +38,7 @@ def program(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Julia:
-    """A Julia and a C compiler that write what they are asked for, whose images work, and a cache of its own."""
+    """A Julia and a C compiler that write what they are asked for, whose images work, and a separate cache."""
     for name in ("libjulia", "sys"):
         (tmp_path / name).write_text(name)
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))

@@ -232,7 +232,7 @@ def _add_total(found: Rows, base: dict[str, Any], engines: tuple[str, ...]) -> N
 
 
 def write(folder: Path, *sweeps: Rows) -> Path:
-    """Write sweeps as `<folder>/tidy/*.csv`, each with keys of its own, and return the folder."""
+    """Write sweeps as `<folder>/tidy/*.csv`, each with its own keys, and return the folder."""
     (folder / "tidy").mkdir(parents=True, exist_ok=True)
     for name, columns in COLUMNS.items():
         with (folder / "tidy" / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:

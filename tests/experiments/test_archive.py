@@ -246,7 +246,7 @@ def archive_is_due(folder: Path) -> bool:
 
 
 ON_OTHER_JULIAS = sorted(COMMITTED_RESULTS.glob("julia-*"))
-"""A full run on another Julia has a folder of its own, named for its version."""
+"""A full run on another Julia has a separate folder, named for its version."""
 
 
 @pytest.mark.parametrize("folder", [COMMITTED_RESULTS, *ON_OTHER_JULIAS], ids=lambda folder: folder.name)

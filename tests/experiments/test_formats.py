@@ -272,7 +272,7 @@ ELSEWHERE = {
     "report/sizes.py": "names of sizes and limits as they are given",
     "shards.py": "costs in a table for programs, to three digits",
 }
-"""Files in which a number with decimals has a format of its own, with the reason."""
+"""Files in which a number with decimals has its own format, with the reason."""
 
 
 def test_no_other_place_decides_how_a_number_reads() -> None:

@@ -468,7 +468,7 @@ SPOILED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda b: b.replace(imdb.VERSION.encode(), b"imdb 0, text 0, glove 0", 1),
         "was written by another version",
     ),
-    "a version to come, in a form of its own": (
+    "a version to come, in another form": (
         lambda b: b"twingrad encoded data, version imdb 9\n{}",
         "was written by another version",
     ),

@@ -85,7 +85,7 @@ def test_memray_sees_other_threads_and_nothing_before_it_started(tmp_path: Path)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
     allocated, _ = memory.read_capture(tmp_path / "capture.bin")
-    # A new thread maps a stack of its own (8 MB of address space) and an arena.
+    # A new thread maps its own stack (8 MB of address space) and an arena.
     assert 60 * MB <= allocated < 60 * MB + 2 * 80 * MB
 
 

@@ -137,7 +137,7 @@ def test_a_training_with_dropout_resumes_as_if_undisturbed(engine: str, place: P
         assert found.keys() == expected.keys()
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name], array, err_msg=name)
-    # On another number of processes it goes on, with other masks.
+    # On another number of processes it continues, with other masks.
     assert together(2, *options, "--checkpoint", "3", "--resume", "--epochs", "5").returncode == 0
     assert cli.invoke([*BASE, *options, "--checkpoint", "2", "--resume", "--epochs", "5"]) == 0
 

@@ -39,7 +39,7 @@ test = { quantity = "loss_gap", engine = "torch", than = "jax", low = -1, high =
 
 @pytest.fixture
 def text() -> str:
-    """A paper's file with tables, figures and a claim about the new quantity in the place of its own."""
+    """A paper's file with tables, figures and a claim about the new quantity in place of its own."""
     content = (papers.PAPERS_DIR / "mnist-rnn-e.toml").read_text(encoding="utf-8")
     head, _, rest = content.partition("tables = [")
     more, _, claim = MORE.partition("[claims")

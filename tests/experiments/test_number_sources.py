@@ -192,7 +192,7 @@ IN_THE_TEXT = {
     "where 1 is growth in proportion": "what an exponent of one means",
     "2-LAYER MNIST MLP": "the name of a function",
 }
-"""Digits in the prose of the PDF, and why they stand there."""
+"""Digits in the prose of the PDF, and why they are there."""
 
 
 @pytest.mark.parametrize("name", ["main.typ", "sections.typ"])
@@ -218,7 +218,7 @@ OF_THE_PROGRAM = {
     "500 times": "the definition of LOOP (functions.py)",
     "1 GiB": "what a GiB is, computed beside it",
 }
-"""Numbers with a unit in the strings of the report's code, and why they stand there."""
+"""Numbers with a unit in the strings of the report's code, and why they are there."""
 
 
 def test_the_code_of_the_report_has_no_result_in_its_strings() -> None:
@@ -235,7 +235,7 @@ def test_the_code_of_the_report_has_no_result_in_its_strings() -> None:
 # The papers' files ---------------------------------------------------------------------------------------------------
 
 OF_THE_FILES: dict[str, str] = {}
-"""Numbers with a unit in what a paper's file says of its own, and why they stand there."""
+"""Numbers with a unit in what a paper's file says itself, and why they are there."""
 
 
 @pytest.mark.parametrize("key", PAPERS)
@@ -295,7 +295,7 @@ IN_THE_README = {
     "3.31 kB": "compared with the committed results (test_readme.py)",
     "1.01 GB": "compared with the committed results (test_readme.py)",
 }
-"""Numbers with a unit in the README's words, and why they stand there; its table is compared by test_readme.py."""
+"""Numbers with a unit in the README's words, and why they are there; its table is compared by test_readme.py."""
 
 
 def test_the_readme_has_no_measured_number_that_nothing_checks() -> None:

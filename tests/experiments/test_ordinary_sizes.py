@@ -36,9 +36,9 @@ LOSSES, MOVED = 1e-4, 0.03
 LOSSES_OF_CNN, MOVED_OF_CNN = 1e-3, 0.2
 """What may differ: a loss, as a part of it, and a parameter, as a part of all that it was changed by.
 
-Most differ by 1e-7 and 1e-6. But Adam's first steps move by about the learning rate where a gradient is next to zero,
-too: with it some losses differ by 2e-5. And where two places of a max-pool differ by roundings only, the gradient takes
-another way: in the CNN both of our engines differ from PyTorch in the same way, by 4e-5 and 0.04.
+Most differ by 1e-7 and 1e-6. But Adam's first steps change it by about the learning rate where a gradient is next to
+zero, too: with it some losses differ by 2e-5. And where two places of a max-pool differ by roundings only, the gradient
+takes another way: in the CNN both of our engines differ from PyTorch in the same way, by 4e-5 and 0.04.
 """
 
 

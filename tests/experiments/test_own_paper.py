@@ -51,7 +51,7 @@ def test_the_documented_paper_runs_and_is_reported(folder: Path, capsys: pytest.
 
 
 def test_a_paper_of_the_first_release_is_read_as_it_was(folder: Path) -> None:
-    """It says everything itself, and the defaults of today's papers are none of its own."""
+    """It says everything itself, and the defaults of today's papers do not enter it."""
     new, path = papers.load_paper(folder / "my-study.toml"), folder / "old" / "my-study.toml"
     path.parent.mkdir()
     path.write_text(FIRST.replace("my-net.toml", "../my-net.toml"), encoding="utf-8")

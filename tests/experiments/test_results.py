@@ -85,7 +85,7 @@ def results(tmp_path: Path) -> Iterator[Results]:
 
 @contextmanager
 def other_process(folder: Path, then: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock of a results folder, says so, and goes on with `then`."""
+    """Another process that holds the lock of a results folder, says so, and continues with `then`."""
     code = f"""
         import os, signal, sys
         from pathlib import Path

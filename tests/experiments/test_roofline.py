@@ -194,7 +194,7 @@ def test_tables_refuse_such_a_step(view_of: Any, fake: Any) -> None:
 
 
 def with_limit(view: View, limit: float | None) -> View:
-    """The same races with a limit of a step of so many microseconds."""
+    """The same races with `limit` microseconds as the limit of a step."""
     return dataclasses.replace(
         view, tables={**view.tables, "race": view.tables["race"].assign(limit_microseconds=limit)}
     )

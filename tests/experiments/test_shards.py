@@ -55,7 +55,7 @@ def test_the_shards_of_two_machines_have_each_job_exactly_once(tmp_path: Path, m
     for count in (1, 2, 5, 500):
         found: list[str] = []
         for number in range(1, count + 1):
-            name = "small" if number % 2 else "large"  # they take turns
+            name = "small" if number % 2 else "large"  # they alternate
             found += [hashes[name][job.identity] for job in cut(jobs[name], Shard(number, count), costs)]
         assert sorted(found) == sorted(hashes["large"].values()), count
 

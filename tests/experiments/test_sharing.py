@@ -60,7 +60,7 @@ class Sweeps:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
     def wait(self, count: int, of: str = "") -> None:
-        """Until so many runs have begun, of one machine or of all."""
+        """Until `count` runs have begun, of one machine or of all."""
         self._until(lambda: sum(line[0] == "begin" and of in ("", line[1]) for line in self.lines()) >= count)
 
     def finish(self, process: int) -> None:
@@ -86,7 +86,7 @@ class Sweeps:
             assert len({row["job"] for row in csv.DictReader(file)}) == self.seeds
 
     def overlapping(self) -> list[Any]:
-        """Runs of one machine that went on at the same time; those of a killed process ended with it, unsaid."""
+        """Runs of one machine that ran at the same time; those of a killed process ended with it, unsaid."""
         open_runs: dict[str, int] = {}
         found = []
         for what, machine, pid, _ in sorted(self.lines(), key=lambda line: line[3]):

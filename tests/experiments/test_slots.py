@@ -1,4 +1,4 @@
-"""Several jobs at a time: each on cores of its own, and none outlives the one that failed."""
+"""Several jobs at a time: each on its own cores, and none outlives the one that failed."""
 
 from __future__ import annotations
 

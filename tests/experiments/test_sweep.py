@@ -1,4 +1,4 @@
-"""Which runs there are, that a finished one is not repeated, that a failed one is recorded and the rest goes on."""
+"""Which runs there are, that a finished one is not repeated, that a failed one is recorded and the rest continues."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ def test_all_engines_start_from_the_same_weights_and_see_the_same_batches(paper:
             assert np.array_equal(order, other_order)
             assert sorted(order) == list(range(300))
             assert all(np.array_equal(params[name], other_params[name]) for name in params)
-        assert not np.array_equal(ours[0][1], ours[1][1])  # every epoch has an order of its own
+        assert not np.array_equal(ours[0][1], ours[1][1])  # every epoch has its own order
     orders = {seed: FakeWorker.seen[seed * 2 * epochs][1].tobytes() for seed in range(2)}
     assert orders[0] != orders[1]
 

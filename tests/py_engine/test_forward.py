@@ -35,7 +35,7 @@ def test_many_tangents_take_one_pass():
 
 
 def test_the_leading_axis_is_behind_index_arrays_that_stand_apart(rng):
-    # numpy puts the axes of index arrays first where a slice stands between them.
+    # numpy puts the axes of index arrays first where a slice is between them.
     x, i = rng.standard_normal((3, 4, 5)), np.array([[0, 2], [1, 1], [0, 0]])
     for function in (lambda x: x[i, :, i], lambda x: x[1, :, i], lambda x: x[:, i, i], lambda x: x[i, None, i]):
         for mode in ("forward", "reverse"):

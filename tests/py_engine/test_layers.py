@@ -451,7 +451,7 @@ def test_the_last_state_is_the_end_of_the_sequence():
 
 
 def test_gates_are_initialised_one_by_one():
-    """A gate is a matrix of its own: four side by side don't make its Glorot limit smaller."""
+    """A gate is a separate matrix: four side by side don't make its Glorot limit smaller."""
     for cell in (LSTM, GRU):
         specs = cell(300, 200).parameters()
         assert (specs["weight"].fan_in, specs["weight"].fan_out) == (300, 200)

@@ -40,7 +40,7 @@ NO_VALUE = getattr(np, "_NoValue")  # noqa: B009
 
 
 class Subclass(np.ndarray):
-    """An array of a class of its own."""
+    """An array of a subclass."""
 
 
 def matrix():
@@ -55,7 +55,7 @@ def read_only(x):
     return x
 
 
-# What stands for an operand. Those of the first table become tensors; those of the second stand beside a tensor.
+# What stands for an operand. Those of the first table become tensors; those of the second are beside a tensor.
 TENSORS: dict[str, Callable[[], np.ndarray]] = {
     "float64": lambda: A.copy(),
     "float32": lambda: A.astype(np.float32),
@@ -140,7 +140,7 @@ KEYS = [key for key in NUMPY if key not in APART]
 SEQUENCES = {"arrays", "tup", "keys", "multi_index"}
 MANY = {"arys", "args", "xi", "arrays_and_dtypes"}
 FREE_ORDER = {np.partition, np.argpartition, "argpartition"}
-"""Whose elements numpy leaves in an order of its own beside the places that were asked for."""
+"""Whose elements numpy leaves in its own order beside the places that were asked for."""
 QUESTIONS = {
     *(np.linalg.lstsq, np.allclose, np.array_equal, np.iscomplexobj, np.isrealobj, np.shape, np.ndim, np.size),
     *(np.poly, np.polyfit, np.array_equiv, np.array2string, np.array_repr, np.array_str, np.linalg.matrix_rank),
@@ -490,7 +490,7 @@ def values_of(parameter: inspect.Parameter) -> list[Any]:
 
 
 def in_form(key: Any, standing: Any, value: Any) -> Any:
-    """An operand in the place of the one that stands there: a sequence of arrays is one of several of that form."""
+    """An operand in the place of the one that is there: a sequence of arrays is one of several of that form."""
     return [value, value] if isinstance(standing, list) else value
 
 

@@ -857,7 +857,7 @@ def test_gradient_of_the_gradient(line, example, rng, seed):
 
 
 def has_rule(op, i):
-    """Whether input `i` has a derivative of its own."""
+    """Whether input `i` has its own derivative."""
     return op.vjp is not None and not (isinstance(op.vjp, tuple) and op.vjp[i] is no_gradient)
 
 

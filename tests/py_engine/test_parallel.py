@@ -127,7 +127,7 @@ def with_dropout() -> Chain:
 def resumed(
     epochs: range, communicator: Any, kept: tuple[Any, Any] | None = None, threads: int = 1
 ) -> tuple[Any, Any, Any]:
-    """Losses, parameters and state after these epochs, which go on from parameters and a state."""
+    """Losses, parameters and state after these epochs, which continue from parameters and a state."""
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 6)), random.integers(0, 3, 40)
     chain = with_dropout()

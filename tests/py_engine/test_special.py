@@ -1,4 +1,4 @@
-"""Special functions are computed block by block, each element by the formula of its region: as if it stood alone."""
+"""Special functions are computed block by block, each element by the formula of its region: as if it were alone."""
 
 from __future__ import annotations
 

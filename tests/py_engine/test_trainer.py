@@ -615,7 +615,7 @@ def test_embeddings_are_the_same_with_any_technique_off(text, switch):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("ours", "theirs"), [(Adam(0.01), "Adam"), (AdamW(0.01), "AdamW"), (SGD(0.5), "SGD")])
 def test_training_embeddings_equals_torch(torch, text, ours, theirs, threads):
-    """Dense in the rows that a batch does not touch, too: Adam goes on moving them."""
+    """Dense in the rows that a batch does not touch, too: Adam keeps updating them."""
     ids, y = text
     chain = token_chain(padding_index=3)
     weights = {name: torch.tensor(a) for name, a in chain.parameters.as_dict().items()}

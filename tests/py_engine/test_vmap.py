@@ -84,7 +84,7 @@ def test_gradients_of_samples_and_gradients_through_all_of_them(line, example, r
     by = tuple(i + 1 for i in numbers)
     single = pe.grad(loss, by)
     expected = stacked([single(w, *operands) for w, operands in zip(weights, drawn, strict=True)])
-    # Of each sample; and of all, by operands of their own and by those that they share.
+    # Of each sample; and of all, by their own operands and by those that they share.
     for found, gradient in zip(run(pe.vmap(single))(weights, *arrays), expected, strict=True):
         close(found, gradient)
     through = run(pe.grad(lambda w, *x: np.sum(pe.vmap(loss)(w, *x)), by))(weights, *arrays)

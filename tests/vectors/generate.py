@@ -11,7 +11,7 @@ written out as a formula.  All operands are numbers that float32 holds exactly, 
     name  attributes  operands  upstream  result  gradients
 
 Attributes are `key=value;key=value`; arrays are `dtype:shape:offset`, separated by `;`, with the offset in bytes and
-dtype float64, int64 or bool (stored as int64).  Without a gradient there stands `-`.  An index is written as one item
+dtype float64, int64 or bool (stored as int64).  Without a gradient there is `-`.  An index is written as one item
 per axis, `position` or `start:count:step`, or `new`; places (of `assemble`) are indices separated by `|`.
 """
 
@@ -190,7 +190,7 @@ def scattered(g, i, shape):
 
 
 def index_of(text: str) -> tuple[Any, ...]:
-    """The index that its items, as they stand in the file, mean to numpy."""
+    """The index that its items, as they are in the file, mean to numpy."""
     return tuple(_item(item) for item in text.split(",")) if text else ()
 
 
@@ -866,7 +866,7 @@ def products() -> Iterator[Case]:
 
 
 def convolutions() -> Iterator[Case]:
-    """Attributes stand by spatial axis, the first axis first; a padding of several numbers is a pair for each axis."""
+    """Attributes are by spatial axis, the first axis first; a padding of several numbers is a pair for each axis."""
     for x, weight, at in (
         ((2, 2, 5), (3, 2, 2), {}), ((1, 1, 4), (1, 1, 1), {}), ((1, 2, 6), (2, 2, 3), {"stride": 2, "padding": 1}),
         ((2, 2, 5), (4, 1, 2), {"dilation": 2, "groups": 2, "padding": (0, 2)}), ((1, 1, 3), (1, 1, 3), {}),
@@ -1039,7 +1039,7 @@ def cross_entropies(x, labels, weight=None, label_smoothing=0.0, ignored=None, r
 
 
 def normalisations() -> Iterator[Case]:
-    """Axes stand by place; those of `layer_norm` are the last ones."""
+    """Axes are by place; those of `layer_norm` are the last ones."""
     for shape, axes in (
         ((3,), (0,)),
         ((2, 4), (1,)),
@@ -1131,7 +1131,7 @@ def attended(q, k, v, mask=None, causal=False):
 
 
 def resizings() -> Iterator[Case]:
-    """New lengths stand by spatial axis."""
+    """New lengths are by spatial axis."""
     for shape, size in (
         ((1, 2, 4), (6,)),
         ((1, 1, 5), (2,)),
@@ -1405,7 +1405,7 @@ def write(folder: Path = FOLDER) -> None:
 
 
 def read(folder: Path = FOLDER) -> list[Vector]:
-    """The vectors as they stand in the files."""
+    """The vectors as they are in the files."""
     data = folder.joinpath("values.bin").read_bytes()
 
     def array(text: str) -> Any:

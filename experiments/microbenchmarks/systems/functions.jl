@@ -1,4 +1,4 @@
-# The functions as plain Julia, which every system here differentiates as they stand. See functions.py for what they are.
+# The functions as plain Julia, which every system here differentiates as they are. See functions.py for what they are.
 
 using LinearAlgebra
 

@@ -19,7 +19,7 @@ WIDTH = 64
 
 
 def prepare(name: str, inputs: list[Any], by: int) -> Any:
-    """The value and the gradients, each replayed from a tape of its own."""
+    """The value and the gradients, each replayed from its own tape."""
     function, arguments = numpy_eager.FUNCTIONS[name], [x.item() if x.ndim == 0 else x for x in inputs]
     gradient = pe.compile(pe.grad(function, range(by) if by > 1 else 0))
     return partial(pe.compile(function), *arguments), partial(gradient, *arguments)

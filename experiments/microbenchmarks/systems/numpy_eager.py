@@ -1,6 +1,6 @@
 """TwinGrad's numpy engine, eager: the function is recorded and walked backward in every call.
 
-Those that an op of the engine's own makes neither shorter nor faster are the functions in plain numpy, as they stand.
+Functions that the engine's own ops make neither shorter nor faster are those in plain numpy, unchanged.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ function Base.deepcopy_internal(x::Tensor, known::IdDict)
     haskey(known, x) && return known[x]::Tensor
     is_followed(x) && return known[x] = COPY(x)
     m = x.data::Memory
-    whole = m.root isa Array && array(m) === m.root  # then what shares the array goes on sharing its copy
+    whole = m.root isa Array && array(m) === m.root  # then what shares the array keeps sharing its copy
     values = whole ? Base.deepcopy_internal(m.root, known) : copy(array(m))
     copied = leaf(Memory(values), x.eltype, copy(x.dims), x.requires_grad, x.name)
     copied.grad = Base.deepcopy_internal(x.grad, known)

@@ -156,7 +156,7 @@ end
 @inline chained_as(::Type{S}, a::Dual{N,T,L}, y, dy) where {S,N,T,L} =
     chained(convert(dual_type(Val(N), S, Val(L)), a), convert(S, y), convert(S, dy))
 
-"""The same where a derivative may be infinite: what does not move stays so, as behind a `relu` or `max` that is constant."""
+"""The same where a derivative may be infinite: partials that are zero stay so, as behind a `relu` or `max` that is constant."""
 @inline chained_power(a::Dual, y, dy) = isfinite(dy) ? chained(a, y, dy) : chained_moving(a, y, dy)
 @noinline function chained_moving(a::Dual{N,T,L}, y, dy) where {N,T,L}
     S, p = promote_type(T, typeof(y)), partials(a)
@@ -181,7 +181,7 @@ function Base.promote_rule(::Type{D}, ::Type{E}) where {N,T,L,M,S,K,D<:Dual{N,T,
     L > K && return dual_type(Val(N), promote_type(T, E), Val(L))
     L < K && return dual_type(Val(M), promote_type(S, D), Val(K))
     N == M || throw(ShapeError("dual numbers with $N and with $M partials of one level cannot meet; each belongs to a " *
-        "derivative of its own, and was kept beyond it"))
+        "separate derivative, and was kept beyond it"))
     return dual_type(Val(N), promote_type(T, S), Val(L))
 end
 Base.convert(::Type{D}, x::D) where {D<:Dual} = x

@@ -1,6 +1,6 @@
-# Forward mode: the derivatives of a recorded graph in the direction in which leaves move, by the rules of its ops.
+# Forward mode: the derivatives of a recorded graph in the direction of the leaves' tangents, by the rules of its ops.
 
-"""The derivatives of recorded tensors when leaves move by these tangents; `order` is what stands between them, sorted."""
+"""The tangents of recorded tensors from those of leaves, `moves`; `order` is what lies between them, sorted."""
 function pushed_forward(outputs::Vector{Tensor}, moves::Dict{Tensor,Tensor}, order::Vector{Tensor})
     needed, stamps = leading_to(outputs, order), Dict{Tensor,UInt64}()
     for node in order

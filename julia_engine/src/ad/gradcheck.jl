@@ -21,8 +21,8 @@ function gradcheck(@nospecialize(f), @nospecialize(args...); rtol::Float64=1e-6,
         leaves, structure = flatten(x)
         structure === LEAF || any(leaf -> leaf isa Union{Tensor,AbstractArray{<:AbstractFloat}}, leaves) &&
             throw(NotDifferentiableError(
-            "gradcheck: argument $i is $structure, and only arrays can be moved; give its arrays as arguments of their " *
-            "own, such as gradcheck((w, b) -> f((w=w, b=b)), w, b)"))
+            "gradcheck: argument $i is $structure, and only arrays can be moved; give its arrays as separate arguments, " *
+            "such as gradcheck((w, b) -> f((w=w, b=b)), w, b)"))
     end
     arrays = Any[x isa Tensor ? value(x) : x isa Real ? fill(x) : x for x in given]
     any(x -> eltype(x) === Float32, arrays) &&

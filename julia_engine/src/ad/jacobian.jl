@@ -10,7 +10,7 @@ containers: one like the result whose leaves are ones like `x`, of a matrix each
 
 The derivative is traced for one direction, and applied to `chunk` of them at once, as [`vmap`](@ref) does it; `nothing`: to as
 many as fit into the cache. Where it has ops without a batching rule (loops, decompositions, opaque rules), each direction is a
-pass of its own. Plain Julia functions have chunks of partial derivatives, too: [`forward_jacobian`](@ref).
+separate pass. Plain Julia functions have chunks of partial derivatives, too: [`forward_jacobian`](@ref).
 """
 function jacobian(@nospecialize(f), @nospecialize(x); @nospecialize(mode=nothing), @nospecialize(chunk=nothing))
     check_chunk("jacobian", chunk)
@@ -104,7 +104,7 @@ function directions(x::Tensor, first::Int, n::Int)
     return reshape_to(Constant(d), Int[x.dims; n])
 end
 
-"""For each element of `x` the direction in which it alone moves, by one."""
+"""For each element of `x` its unit direction."""
 function directions(x::Tensor)
     return [begin
         d = fill!(new_array(x.eltype, x.dims), 0)

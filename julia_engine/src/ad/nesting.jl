@@ -83,7 +83,7 @@ function with_levels(x::Tensor, levels::Vector{Int})
     isempty(leaves) && return values
     counts = unique(Int[length(leaf.attrs.partials) for leaf in leaves])
     length(counts) == 1 || throw(ShapeError("dual numbers with $(counts[1]) and with $(counts[2]) partials of one level cannot " *
-        "meet; each belongs to a derivative of its own, and was kept beyond it"))
+        "meet; each belongs to a separate derivative, and was kept beyond it"))
     parts = Any[]
     for k in 1:counts[1]
         moves = Dict{Tensor,Tensor}(y => as_tensor(converted_to(y.eltype, y.attrs.partials[k]), y.eltype) for y in leaves)

@@ -24,8 +24,8 @@ One operation. An op is callable with tensors, arrays and numbers.
   counts as a constant; or one function `rule(i, g, y, inputs, attrs)` for ops with any number of inputs; or a
   [`Joint`](@ref), where the gradients of all inputs come from one computation. `nothing`, or `nothing` for an input: the
   rule is missing, and a gradient that needs it raises.
-- `jvp(tangents, y, inputs, attrs)`: written in ops, with `nothing` for an input that does not move, and as the result
-  where nothing does.
+- `jvp(tangents, y, inputs, attrs)`: written in ops, with `nothing` for an input without a tangent, and as the result
+  where no input has one.
 - `batch(op, count, mapped, inputs, attrs)`: the op on `count` samples at once, written in ops: each input that is `mapped` has
   a last axis of samples, and so has the result. Most ops share the rule of a family (`trailing`, `by_samples` in
   below); an elementwise op needs none. `nothing`, or a rule that returns it: the op is applied sample by sample.
@@ -78,7 +78,7 @@ struct Op <: Operator
     reads::Dict{Int,Matrix{Bool}}
 end
 
-# Most records have functions of their own: without the marks, this would be compiled for each of them.
+# Most records have their own functions: without the marks, this would be compiled for each of them.
 @noinline function Op(name::String, @nospecialize(infer::Function); several::Bool=false, @nospecialize(narrow=nothing), @nospecialize(forward=nothing),
         @nospecialize(view=nothing), @nospecialize(backward=nothing), @nospecialize(jvp=nothing), @nospecialize(batch=nothing),
         @nospecialize(sparsity=nothing), constant::Bool=false, overwrites::Vector{Int}=Int[], elementwise::Bool=false,
@@ -255,7 +255,7 @@ function inferred(op::Op, inputs::Vector{Tensor}, attrs::Attributes, now::State)
     end
 end
 
-"""The values of the op for these memories, in memory of their own unless the op is a view."""
+"""The values of the op for these memories, in new memory unless the op is a view."""
 function compute(op::Op, inputs::Vector{Memory}, dims::Vector{Int}, @nospecialize(T::DataType), attrs::Attributes,
         reuse::Union{Nothing,Reuse}=nothing)
     if op.view !== nothing
@@ -270,7 +270,7 @@ function compute(op::Op, inputs::Vector{Memory}, dims::Vector{Int}, @nospecializ
     return out
 end
 
-"""The values of an op with several results, in memory of their own unless the op is a view."""
+"""The values of an op with several results, in new memory unless the op is a view."""
 function compute_several(op::Op, inputs::Vector{Memory}, kinds::Vector{Kind}, attrs::Attributes)
     op.view === nothing || return op.view(inputs, attrs)::Vector{Memory}
     outs = Memory[new_memory(T, dims) for (dims, T) in kinds]
@@ -427,14 +427,14 @@ where_holds(holds::Tensor, x::Tensor) = apply(WHERE, Tensor[holds, x, literal(x.
 scaled(g::Tensor, derivative::Tensor) = MUL(g, derivative)
 scaled(g::Tensor, derivative::Real) = derivative == 1 ? g : derivative == -1 ? NEG(g) : MUL(g, derivative)
 
-"""The tangents, with zeros for the inputs that do not move."""
+"""The tangents, with zeros for the inputs without one."""
 moved(t, inputs::Vector{Tensor}) = Tensor[a === nothing ? zeros_like(x) : a for (a, x) in zip(t, inputs)]
 zeros_like(x::Tensor) = Constant(fill!(new_array(x.eltype, x.dims), 0))
 
 """The jvp of an op that is linear in all its inputs together: the op itself, on the tangents."""
 linear_jvp(name::String) = (t, y, inputs, attrs) -> apply(TABLE[name], moved(t, inputs), attrs)
 
-"""The jvp of an op that is linear in each input: the sum over the inputs that move."""
+"""The jvp of an op that is linear in each input: the sum over the inputs with a tangent."""
 function multilinear_jvp(name::String)
     return function (t, y, inputs, attrs)
         total = nothing

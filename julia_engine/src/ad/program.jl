@@ -252,7 +252,7 @@ function simpler(e::Equation, made::Made)
     return found === nothing ? e : found isa Tensor ? Tensor[found] : found
 end
 
-"""An elementwise op on literals, or on arrays of one number each, which is computed here and repeated without memory of its own."""
+"""An elementwise op on literals, or on arrays of one number each, which is computed here and repeated without new memory."""
 function folded(e::Equation, made::Made)
     y = output(e)
     data = compute(e.op, Memory[one_number(x, made).data::Memory for x in e.inputs], Int[], y.eltype, e.attrs)

@@ -8,7 +8,7 @@ const NO_COTANGENTS = Union{Nothing,Tensor}[]
     topological_sort(outputs, level=0)
 
 Every tensor of at least this level that the outputs depend on through others of it, and themselves, each after its inputs.
-An op with several results is there once, by the first. In place of what is `replaced` stands what replaces it.
+An op with several results is there once, by the first. What is `replaced` gives way to what replaces it.
 """
 topological_sort(outputs::Vector{Tensor}, level::Int=0, replaced::Replaced=NONE_REPLACED) =
     sort_and_look_below(outputs, level, replaced)[1]
@@ -140,7 +140,7 @@ end
 
 """
 The nodes that outputs depend on, sorted; the tensors among them, and the targets themselves, that depend on the targets; and
-what the first of equal nodes stands in place of.
+for each duplicate node the first that equals it.
 """
 function nodes_between(outputs::Vector{Tensor}, targets::Vector{Tensor}, wanted::Set{Tensor},
         within::Union{Nothing,Vector{Tensor}}, level::Int, span::Union{Nothing,UnitRange{Int}},

@@ -2,7 +2,7 @@
     Techniques(; replay=true, ...)
 
 Every technique of the engine as a switch, so that an ablation can tell what each one brings. The defaults are the
-engine; all results are the same with any of them off (to rounding), only slower or larger. The papers' names stand in
+engine; all results are the same with any of them off (to rounding), only slower or larger. The papers' names are in
 brackets.
 
 - `replay`: build and sort the graph once and replay it for every batch (topological sort once); off: record and

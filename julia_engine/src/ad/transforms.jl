@@ -278,7 +278,7 @@ end
     jvp(f, args, tangents)
 
 The value of a function and its directional derivative, by the ops' forward-mode rules in one pass beside the values.
-`args` and `tangents` are tuples of the same length and structure; `nothing` stands for an argument that does not move.
+`args` and `tangents` are tuples of the same length and structure; `nothing` stands for an argument without a tangent.
 """
 jvp(@nospecialize(f), @nospecialize(args::Tuple), @nospecialize(tangents::Tuple)) = pushed("jvp", f, args, tangents)
 

@@ -10,8 +10,8 @@
 A function that applies `f` to all samples along an axis of its arguments at once.
 
 - `in_axes`: for each argument the axis of the samples, a number or `:last`, or `nothing` for one that all samples share
-  (which may then be anything): one for all arguments, or a tuple with one for each; in the place of an axis may stand a
-  container of axes for a container of arrays.
+  (which may then be anything): one for all arguments, or a tuple with one for each; a container of arrays may have a
+  container of axes.
 - `out_axes`: the same for what `f` returns; `nothing` for what is the same for all samples.
 
 `f` is traced, in every call, on one sample: what holds for compiled functions holds for it. Elementwise ops, reductions,

@@ -5,7 +5,7 @@
 
 A vector for each token id: ids (...), `Int64` from 1 to `vocabulary`, to (dimension, ...).
 
-The first layer of a chain whose samples are ids; only `Reshape`, `Flatten` and `PermuteDims` may stand before it. The
+The first layer of a chain whose samples are ids; only `Reshape`, `Flatten` and `PermuteDims` may come before it. The
 vector of the id `padding_index` gets no gradient. With `trainable=false` none does: the vectors stay as they are given.
 
 Parameter: `weight` (dimension, vocabulary).

@@ -12,7 +12,7 @@ What a layer says about one of its parameters before it exists. One that is not 
 optimizer leaves it alone: values that the user wants kept, or a layer's own state.
 
 `fan_in` and `fan_out` are the numbers of connections into and out of one unit. For the stacked gates of an LSTM or GRU
-they are those of a single gate, since each gate is a matrix of its own.
+they are those of a single gate, since each gate is a separate matrix.
 """
 struct ParameterSpec
     dims::Vector{Int}
@@ -66,7 +66,7 @@ const INITIALISERS = Dict{String,Tuple{Function,Vector{Symbol}}}(
 
 """
 The function and the options that an initialiser stands for: a name (`"he_normal"`), a name with options (`"normal" =>
-(std=0.01,)`), or a function of your own, `f(random, dims, fan_in, fan_out)`.
+(std=0.01,)`), or your own function, `f(random, dims, fan_in, fan_out)`.
 
 Throws a `ConfigurationError` for an unknown name, an unknown option, or an option that is not a finite number.
 """

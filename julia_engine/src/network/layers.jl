@@ -8,7 +8,7 @@
 """
     Layer
 
-What all layers share. One of your own is a subtype with methods for [`output_size`](@ref), [`forward`](@ref) and perhaps
+What all layers share. Your own layer is a subtype with methods for [`output_size`](@ref), [`forward`](@ref) and perhaps
 [`parameters`](@ref). Its field `name`, if it has one, is its id in a chain, unless it is `nothing`.
 """
 abstract type Layer end
@@ -50,7 +50,7 @@ function forward end
 """
     merged_size(layer, sizes)
 
-The size of a sample that the layer's inputs, of these sizes, make together; a layer that joins several has a method of its own.
+The size of a sample that the layer's inputs, of these sizes, make together; a layer that joins several has its own method.
 Throws a `ShapeError`, saying what is expected, if they don't fit.
 """
 merged_size(layer::Layer, sizes::Vector{Vector{Int}}) = length(sizes) == 1 ? sizes[1] : throw(refused(layer, "one input", sizes))

@@ -1,8 +1,8 @@
 # Settings by name, as a line of text: how sessions, layers and optimizers come from another language.
 #
-# A line begins with the word for what it is about, and goes on with settings: `layer id=conv op=conv2d filters=6 kernel=3,3
+# A line begins with the word for what it is about, and continues with settings: `layer id=conv op=conv2d filters=6 kernel=3,3
 # padding=0,0,1,1 bias=true`. A value is a whole number, a number, true or false, a text, or several of them with commas
-# between. In a text, any byte may stand as % and two hexadecimal digits, and all that mean something in a line do.
+# between. In a text, any byte may be written as % and two hexadecimal digits, and all that mean something in a line do.
 # Lines are read, and nothing in them is ever evaluated.
 
 """

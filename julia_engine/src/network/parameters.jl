@@ -61,7 +61,7 @@ struct Parameters
     tensors::Vector{Tensor}
 end
 
-# Made when they are asked for: each number of axes is a type of its own, for which Julia compiles what it is used with.
+# Made when they are asked for: each number of axes is a separate type, for which Julia compiles what it is used with.
 Base.getproperty(p::Parameters, name::Symbol) =
     name === :arrays ? views(getfield(p, :layout), getfield(p, :vector)) : getfield(p, name)
 

@@ -14,7 +14,7 @@ struct Data
     y::Ptr{UInt8}
     y_bytes::Int
     classes::Bool  # targets are Int64
-    order::Ptr{Int64}  # null: as they stand
+    order::Ptr{Int64}  # null: as they are
     rows::Int  # how many `order` names
     base::Int
 end
@@ -25,7 +25,7 @@ Data(x::Array, y::Array, classes::Bool, order::Vector{Int64}, samples::Int) = Da
 
 @inline row(data::Data, i::Int) = data.order == C_NULL ? i - 1 : unsafe_load(data.order, i) - data.base
 
-"""Copy the samples and targets that stand at `first + 1 : first + count` of the order."""
+"""Copy the samples and targets that are at `first + 1 : first + count` of the order."""
 @inline function gather!(x::Ptr{UInt8}, y::Ptr{UInt8}, data::Data, first::Int, count::Int)
     for i in 1:count
         r = row(data, first + i)
@@ -179,7 +179,7 @@ and the sum reads two gradients and writes one.
 """
 const GRADIENT_MOVES = 6
 
-"""Multiplications of a product that take about as long as moving a byte of a gradient."""
+"""Multiplications of a product that cost about as much as moving a byte of a gradient."""
 const MULTIPLICATIONS_PER_BYTE = 2
 
 """
@@ -245,8 +245,8 @@ end
 end
 
 """
-One shard per thread of the team, as many as the batch allows. The gradients of all but the first go into vectors of their
-own, of which what stands for `columns` is never touched.
+One shard per thread of the team, as many as the batch allows. The gradients of all but the first go into separate
+vectors, of which the part for `columns` is never touched.
 """
 function make_shards(::Type{T}, chain::Chain, objective, input::Vector{Int}, target::Vector{Int}, target_type::DataType,
         samples::Int, threads::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool=false) where {T}

@@ -140,7 +140,7 @@ mutable struct Trials
 end
 Trials(least::Int) = Trials(Float64[], Float64[], false, false, false, 0.0, 0, 0.0, 0.0, least)
 
-"""Of so many steps, how many are to be run next in the same way."""
+"""Of `steps` steps, how many are to be run next in the same way."""
 function at_once(trials::Trials, steps::Int)
     trials.decided && return steps
     trials.steps == 0 && return min(trials.least, steps)
@@ -148,7 +148,7 @@ function at_once(trials::Trials, steps::Int)
     return min(ceil(Int, clamp(wanted, 1.0, 1e6)), steps)
 end
 
-"""Note what so many steps took; after a trial it is the other way's turn, or it is decided."""
+"""Note what `steps` steps took; after a trial it is the other way's turn, or it is decided."""
 function note!(trials::Trials, seconds::Float64, steps::Int)
     trials.decided && return nothing
     trials.warm || (trials.warm = true; return nothing)

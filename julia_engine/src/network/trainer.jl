@@ -2,7 +2,7 @@
 #
 # A mini-batch is gathered straight into the tapes' input buffers, each tape leaves its gradients in one flat vector, and
 # the optimizer runs over that vector: a step allocates nothing. With more than one thread the batch is split into shards,
-# one per thread, each with buffers and a gradient vector of its own and BLAS at one thread; the sum of the gradients is
+# one per thread, each with its own buffers and gradient vector and BLAS at one thread; the sum of the gradients is
 # fused with the update, of which every thread does a stretch. One thread runs all shards where that takes less time. Where
 # the gradients are more than all that a split spreads, a batch stays whole, and the threads share its products. Of a matrix
 # whose columns are looked up (an embedding) only the gradients of those columns are kept; the update spreads them out, a
@@ -29,7 +29,7 @@ Trains a chain on mini-batches.
 - `loss`: one of `softmax_cross_entropy`, `binary_cross_entropy`, `mean_squared_error`, or its name; or one of these with settings:
   `loss_of(softmax_cross_entropy; class_weights=[1, 2])`.
 - `optimizer`: the update rule.
-- `batch_size`: samples per step; a partial last batch gets a plan of its own.
+- `batch_size`: samples per step; a partial last batch gets its own plan.
 - `threads`: how many to use, at most those Julia was started with (`julia -t 2`, or `JULIA_NUM_THREADS`).
 - `accumulate`: mini-batches whose mean gradient makes one update.
 - `techniques`: the switches of the engine, for ablations.
@@ -142,7 +142,7 @@ Train once on all samples, or on those that `order` names, in its order; return 
 
 - `x`: (..., N), of the parameters' element type, or `Int64` token ids from 1 for a chain that begins with an `Embedding`.
 - `y`: (..., N), targets of the loss; classes count from 1.
-- `order`: sample numbers, cut into batches as they stand.
+- `order`: sample numbers, cut into batches as they are.
 - `rates`: the learning rate of each step, for a schedule; the optimizer keeps the last. `nothing`: its own for all.
 
 Throws a `ShapeError` or `LabelError` when the data does not suit the model, with nothing trained; a `NonFiniteError` when
@@ -370,7 +370,7 @@ numbers are the updates and the mini-batches since the last one, then for each d
 have, and these. The vectors are the optimizer's own, and what is accumulated of an update.
 
 A new trainer of the same chain and settings that has the same parameters and takes this over by [`load_state!`](@ref)
-goes on bit for bit as this one would. With a communicator it is the state of this process, whose streams are its own.
+continues bit for bit as this one would. With a communicator it is the state of this process, whose streams are its own.
 """
 function training_state(trainer::Trainer)
     trainer.techniques.replay || isempty(trainer.streams.layers) || throw(ConfigurationError(
@@ -866,7 +866,7 @@ end
 
 # Plans and checks, before anything is computed ------------------------------------------------------------------------
 
-"""How many samples the batches of an epoch over so many rows have, and its last one, if it is smaller (0)."""
+"""How many samples the batches of an epoch over `rows` rows have, and its last one, if it is smaller (0)."""
 batches(trainer::Trainer, rows::Int) = min(trainer.batch_size, rows), rows % trainer.batch_size
 
 """The same for what this process computes of them."""
@@ -875,7 +875,7 @@ function parts(trainer::Trainer, rows::Int)
     return part(trainer.communicator, full).count, rest == 0 ? 0 : part(trainer.communicator, rest).count
 end
 
-"""Make the plans of an epoch over so many rows. Nothing of it is called again in a step: it may be interpreted."""
+"""Make the plans of an epoch over `rows` rows. Nothing of it is called again in a step: it may be interpreted."""
 function plan_steps!(trainer::Trainer, rows::Int)
     full, rest = parts(trainer, rows)
     choose_sparse!(trainer)
@@ -891,7 +891,7 @@ function has_plans(trainer::Trainer, rows::Int)
     return there(full) && (rest == 0 || there(rest))
 end
 
-"""Make the tapes that evaluation and prediction of so many samples need."""
+"""Make the tapes that evaluation and prediction of `samples` samples need."""
 function plan_forward!(trainer::Trainer, samples::Int, with_loss::Bool)
     for count in (min(EVALUATION_BATCH, samples), samples % EVALUATION_BATCH)
         count == 0 || forward_tape!(trainer, count, with_loss)
@@ -938,7 +938,7 @@ function dense_stretches(layout::Layout, columns::Vector{Columns{T}}) where {T}
     return found
 end
 
-"""The parts of a batch of so many samples, planned when they are first needed. For `available` see `threads_for`."""
+"""The parts of a batch of `samples` samples, planned when they are first needed. For `available` see `threads_for`."""
 function shards_for!(trainer::Trainer{T}, samples::Int, available::Int=threads_to_use(trainer.team.size)) where {T}
     threads = threads_for(trainer, samples, available)
     known = get(trainer.plans, (samples, threads), nothing)

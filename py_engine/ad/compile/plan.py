@@ -24,7 +24,7 @@ class Value:
         view_of: the value whose memory it is a view of.
         may_overwrite: values it reads whose memory it may take over, if no later step reads them.
         parts: values that can be computed in their places inside this one.
-        fixed: it has memory of its own outside the arena: inputs, parameters, results.
+        fixed: it has its own memory outside the arena: inputs, parameters, results.
     """
 
     nbytes: int

@@ -100,7 +100,7 @@ def worth_sharing(call: Call) -> bool:
 
 
 def shared(call: Call, run: Callable[[Sequence[Call]], None], threads: int) -> Call:
-    """Return a call that has `run` do parts of a product at the same time, one in each of so many threads.
+    """Return a call that has `run` do parts of a product at the same time, one in each of `threads` threads.
 
     The parts are rows of the result, each the product with the whole right matrix, or columns, with the whole left one:
     the smaller of the two is read by all threads.

@@ -286,7 +286,7 @@ class Tape:
         return large if most and self.techniques.preallocate else set()
 
     def sharing(self, run: Callable[[Sequence[Call]], None], threads: int) -> Tape:
-        """Return this tape with `run` doing parts of each of the `large_products`, one in each of so many threads.
+        """Return this tape with `run` doing parts of each of the `large_products`, one in each of `threads` threads.
 
         Both compute in the same memory: only one of them may run at a time.
         """
@@ -459,7 +459,7 @@ def rewritten(program: Program, techniques: Techniques) -> Program:
 
 
 def _isolate_outputs(program: Program) -> Program:
-    """Give every output a value of its own, computed by an op that writes memory."""
+    """Give every output its own value, computed by an op that writes memory."""
     written = {id(y) for x in program.equations if x.op.view is None for y in x.outputs}
     equations, outputs = [*program.equations], []
     for x in program.outputs:

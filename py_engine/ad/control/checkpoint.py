@@ -52,7 +52,7 @@ def checkpoint(function: Function) -> Function:
         leaves, structure, level = *flatten(args), next(LEVELS)
         given = [x for x in leaves if isinstance(x, Tensor)]
         if STATE.trace is None:
-            # Eagerly, the ops inside work on tensors of their own, whose graph is given up at the end.
+            # Eagerly, the ops inside work on separate tensors, whose graph is dropped at the end.
             own = [_alone(x, x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
             with collecting_ops(grad_enabled=True) as nodes:
                 outputs, made = flatten(function(*unflatten(structure, own), **kwargs))

@@ -75,7 +75,7 @@ def custom_rule(
     def apply(*operands: ArrayLike | Tensor) -> Tensor:
         for i, x in enumerate(operands):
             if isinstance(x, (dict, list, tuple)) and any(isinstance(leaf, Tensor) for leaf in flatten(x)[0]):
-                raise ShapeError(f"{rule.label}: input {i} is a container; pass its arrays as inputs of their own")
+                raise ShapeError(f"{rule.label}: input {i} is a container; pass its arrays as separate inputs")
         return rule.apply(as_tensors(operands))
 
     apply.__name__, apply.__doc__ = rule.name, function.__doc__

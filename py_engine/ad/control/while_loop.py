@@ -100,7 +100,7 @@ class While:
 
     Attributes:
         steps: the body, as a loop whose length is not known: from carries and constants to carries.
-        test: from carries and constants of its own to whether there is another step.
+        test: from carries and its own constants to whether there is another step.
         limit: the largest number of steps, if there is one.
     """
 

@@ -135,7 +135,7 @@ def gelu(x: Operand, approximate: bool | str = False) -> Tensor:
 
 # Bent ones ------------------------------------------------------------------------------------------------
 #
-# The slope, or the limit, of the negative side is an operand: a number, or a parameter with a gradient of its own.
+# The slope, or the limit, of the negative side is an operand: a number, or a parameter with its own gradient.
 
 
 def _bind_bent(x: Array, negative: Array, out: Array, scratch: Scratch) -> list[Call]:

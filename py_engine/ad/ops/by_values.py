@@ -108,7 +108,7 @@ def _trim_zeros(filt: Operand, trim: str = "fb", axis: Axis = None) -> Any:
 
 @implements(np.piecewise)
 def _piecewise(x: Operand, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Tensor:
-    """Each function is called with the elements of its own piece alone, as numpy's is."""
+    """Each function is called with the elements of its piece alone, as numpy's is."""
     a = as_tensor(x)
     conditions = _conditions(a, condlist)
     if len(conditions) == len(funclist) - 1:

@@ -377,7 +377,7 @@ def take_along_axis(arr: Operand, indices: Operand, axis: int | None = -1) -> Te
 # Embeddings -----------------------------------------------------------------------------------------------
 #
 # A lookup is linear in the matrix, and its gradient in the rows, so that each is the other's derivative. The row
-# `padding_index` counts as a constant: what comes back to it is zero, and what starts from it does not move.
+# `padding_index` counts as a constant: its gradient and its tangents are zero.
 
 
 def _infer_embedding(weight: Tensor, ids: Tensor, padding_index: int) -> tuple[Shape, Any]:

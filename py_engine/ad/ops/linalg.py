@@ -63,7 +63,7 @@ def suits_blas(x: Array, **attrs: Any) -> bool:
 
 
 MANY_COLUMNS, LEAST_PRODUCTS = 128, 3 * 2**18
-"""Where a product of few rows by a transposed matrix is computed as its transpose: at least so many columns and
+"""Where a product of few rows by a transposed matrix is computed as its transpose: at least this many columns and
 multiplications."""
 
 

@@ -37,7 +37,7 @@ from py_engine.errors import ConfigurationError, DTypeError, LabelError, ShapeEr
 
 # Softmax cross-entropy ------------------------------------------------------------------------------------
 #
-# loss = mean(logsumexp(logits) - logits[label]). The logsumexp is a node of its own, so that the gradient
+# loss = mean(logsumexp(logits) - logits[label]). The logsumexp is a separate node, so that the gradient
 # (softmax(logits) - one_hot(labels)) / n can be computed from it with one exp and no reduction; that gradient is
 # a fused op, too. Its rule for `logits` is the total derivative, through the logsumexp as well.
 

@@ -72,7 +72,7 @@ def _phases(
     padding: Pairs,
     dilation: Shape,
 ) -> Array:
-    """Return the phases (window, N, C, *outputs) in memory of their own, and add the calls that copy them there."""
+    """Return the phases (window, N, C, *outputs) in their own memory, and add the calls that copy them there."""
     view = phases_view(padded(x, padding, fill, calls), window, outputs, stride, dilation)
     phases = scratch((math.prod(window), *view.shape[len(window) :]), x.dtype)
     calls.append(partial(np.copyto, phases.reshape(view.shape), view))

@@ -44,7 +44,7 @@ piece; and bytes of one that is not, at most: each of its rows is in another pag
 
 MOST_CORES = 4
 """Of the process, up to which large products are computed some columns at a time, by one thread, where BLAS may have
-more. With two cores that takes about as long as by BLAS's threads, or less; more cores were not tried, and many threads
+more. With two cores that costs about as much as by BLAS's threads, or less; more cores were not tried, and many threads
 are likely to be faster."""
 
 FEW, MANY = 64, 256

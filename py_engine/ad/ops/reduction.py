@@ -171,7 +171,7 @@ def sum(
 
 
 def _chosen(function: str, x: Tensor, dtype: Any, out: Any, where: Any, neutral: float) -> Tensor:
-    """Return the elements to reduce, of the wanted dtype: the neutral number stands where `where` does not hold."""
+    """Return the elements to reduce, of the wanted dtype, with the neutral number where `where` does not hold."""
     refuse(function, out=(out,))
     if dtype is not None and dtype is not NO_VALUE:
         x = as_numbers(function, x, dtype)

@@ -38,7 +38,7 @@ NAMES: dict[str, Callable[..., Tensor]] = {
     **{"psi": digamma, "expit": sigmoid, "logit": logit},
     **{"cbrt": cbrt, "exp2": exp2, "expm1": expm1, "log1p": log1p},
 }
-"""Ufuncs of scipy.special by name that are ops of our own."""
+"""The ufuncs of scipy.special that are our own ops, by name."""
 
 
 def installed(module: str, what: str) -> Any:

@@ -650,13 +650,13 @@ COPY: Op = define(
     sparsity=one_to_one,
     scalar="{0}",
     flops=per_element(0),
-    doc="the same values in memory of their own, in C order",
+    doc="the same values in new memory, in C order",
 )
 
 
 @implements(np.copy)
 def copy(a: Operand, order: str = "K", subok: bool = False) -> Tensor:
-    """Return the same values in memory of their own, in C order."""
+    """Return the same values in new memory, in C order."""
     if order != "K" or subok:
         refuse("copy", order=(order, "K", "C"), subok=(subok, False))
     return COPY(a)

@@ -134,8 +134,8 @@ emit_at!(p, out, name, numbers, a, b=NOWHERE, c=NOWHERE) =
     emit!(p, out.eltype, name, (out.address, a, b, c), numbers, ONCE, (NONE, NONE, NONE, NONE))
 
 """
-The cost of the convolution of `sequence_pool`, in multiplications of a product: five of its own take as long as six, and to bring
-an element of the weight into its order takes as long as 45.
+The cost of the convolution of `sequence_pool`, in multiplications of a product: five of its own cost as much as six, and bringing
+an element of the weight into its order costs as much as 45.
 """
 sequence_work(c::Convolution) = c.taps * c.filters * (6 * c.samples * c.pixels ÷ 5 + 45)
 
@@ -236,7 +236,7 @@ What the rewrite of a program has found and made so far.
 
 - `found`: the convolutions that are fused, by what is pooled.
 - `equations`, `made`: the new program.
-- `replaced`: variables that others stand in place of.
+- `replaced`: variables that others replace.
 - `fused`: for each convolution the fused op's result, and what the op reads.
 - `unpooled`: gradients before a pool: of which convolution, from which gradient.
 """
@@ -281,7 +281,7 @@ function fuse_pools(program::Program)
     return prune(Program(program.inputs, r.equations, Tensor[get(r.replaced, x, x) for x in program.outputs]))
 end
 
-"""What stands in place of an equation's result, or `nothing` where that stays."""
+"""What replaces an equation's result, or `nothing` where that stays."""
 function without_pool!(r::PoolRewrite, e::Equation)
     it = e.op === MAX_POOL ? get(r.found, e.inputs[1], nothing) : nothing
     if it !== nothing

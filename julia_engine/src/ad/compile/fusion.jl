@@ -1,4 +1,4 @@
-# Fusion: ops of their own for what a training step does most, in fewer passes over memory.
+# Fusion: single ops for what a training step does most, in fewer passes over memory.
 #
 # A fused op has a kernel and no rules: programs are fused after they have been differentiated. It equals the ops that it
 # names.

@@ -16,7 +16,7 @@ What the planner knows of one value; values are numbered in the order they are c
 - `view_of`: the value whose memory it is a view of, or 0.
 - `may_overwrite`: values it reads whose memory it may take over, if nobody needs them afterwards.
 - `parts`: values that can be computed in their places inside this one.
-- `fixed`: it has memory of its own outside the arena: inputs, parameters, results.
+- `fixed`: it has its own memory outside the arena: inputs, parameters, results.
 - `since`: the step from which its memory is in use, where that is before its own; or 0.
 """
 struct Value
@@ -53,7 +53,7 @@ end
 """
     plan(values; in_place=true, reuse=true)
 
-Plan the memory of `values`, which stand in the order they are computed.
+Plan the memory of `values`, which are in the order they are computed.
 
 - `in_place`: whether results may overwrite values that nobody needs any more.
 - `reuse`: whether storages that are never alive together may share bytes of the arena.

@@ -4,12 +4,12 @@
 # scratch memory, nothing else; it may destroy any scratch. Outputs are overwritten by the next run. Captured tensors
 # (parameters) are used in place, so changes made to them between runs are seen. A tape belongs to one thread at a time.
 
-"""One op of the tape: what it computes, from and into which memories, and where its instructions stand."""
+"""One op of the tape: what it computes, from and into which memories, and where its instructions are."""
 struct Step
     equation::Equation
     memories::Vector{Memory}
     outs::Vector{Memory}
-    place::Int  # the first result's byte in the arena, or -1: memory of its own
+    place::Int  # the first result's byte in the arena, or -1: its own memory
     singles::UnitRange{Int}
     doubles::UnitRange{Int}
 end
@@ -18,8 +18,8 @@ end
     Tape(program; results=Dict(), techniques=Techniques())
 
 A compiled program. `results` gives memory to compute outputs into, by position
-(gradients into a parameter vector, `reshape(view(vector, range), dims)`); the others get memory of their own. The tape
-keeps alive what it is given; what stands behind an array of `unsafe_wrap` is the caller's to keep alive.
+(gradients into a parameter vector, `reshape(view(vector, range), dims)`); the others get their own memory. The tape
+keeps alive what it is given; the memory behind an array of `unsafe_wrap` is the caller's to keep alive.
 
 - `program`: what it computes, as the passes have rewritten it.
 - `inputs`: the arrays to fill before [`run!`](@ref).
@@ -473,7 +473,7 @@ end
 
 copy_of(x::Tensor, scope::String) = Equation(COPY, Tensor[x], NO_ATTRS, scope)
 
-"""The program with a value of its own for every output, computed by an op that writes memory."""
+"""The program with a separate value for every output, computed by an op that writes memory."""
 function with_outputs_apart(program::Program)
     made, seen = made_by(program), Set{Tensor}()
     equations, outputs = copy(program.equations), Tensor[]

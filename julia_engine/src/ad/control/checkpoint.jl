@@ -8,7 +8,7 @@ const BARRIER = Op("barrier", infer_same; view=itself, backward=Any[(g, y, input
 # The first inputs are the results, the rest is what they were computed from.
 infer_checkpoint(inputs, attrs) = Kind[(x.dims, x.eltype) for x in inputs[1:length(attrs.program.outputs)]]
 
-"""The inputs once more, the results and the nodes between them, recorded on tensors of their own."""
+"""The inputs once more, the results and the nodes between them, recorded on separate tensors."""
 function once_more(program::Program, inputs::Vector{Tensor}, own)
     return @entering grad_enabled=true begin
         variables = Tensor[own(x) for x in inputs]

@@ -1,4 +1,4 @@
-# Functions with derivatives of their own.
+# Functions with custom derivatives.
 
 """A function and its derivatives, as [`custom_rule`](@ref) makes them."""
 struct CustomRule
@@ -58,7 +58,7 @@ function custom_jvp(t, y, inputs, attrs)
 end
 
 const CUSTOM = Op("custom", infer_same; view=itself, backward=Joint(custom_pullback), jvp=custom_jvp,
-    simplify=(e, made) -> its_input(e, made), attrs=[:rule], doc="a result with derivatives of its own")
+    simplify=(e, made) -> its_input(e, made), attrs=[:rule], doc="a result with custom derivatives")
 
 """
 Whether derivatives of these nodes, or of a program, come from rules of the user's that hold dual numbers; or tensors,

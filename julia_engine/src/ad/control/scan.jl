@@ -1,4 +1,4 @@
-# Loops over sequences: one op for all steps, whose body is a tape of its own that is run again and again.
+# Loops over sequences: one op for all steps, whose body is a separate tape that is run again and again.
 #
 # The derivatives of a loop are loops: reverse mode runs backwards over the carries that the forward loop kept, computes
 # each step again and pulls its gradients back; forward mode carries a tangent beside every value. So any order works, and
@@ -250,9 +250,9 @@ as one op, of the same size for any number of steps. Returns `(carry, ys)`.
 - `carry`: what is handed on from step to step, a container of arrays of one float type, which keep their sizes.
 - `xs`: what the steps read, a container of arrays whose last axis is the steps; `nothing` if `length` is given.
 - `ys`: what `f` returned second at each step, stacked along a new last axis; `f` may return `nothing` there.
-- `checkpoint`: keep the carry only every so many steps for the backward pass, about the square root of their number where
-  `true`, and compute what lies between again: memory for time.
-- `truncate`: let gradients flow back through at most so many steps: the sequence is cut, counted from its end, and no
+- `checkpoint`: how many steps apart the carries are that are kept for the backward pass (`true`: about the square root of the
+  number of steps). What lies between is computed again: memory for time.
+- `truncate`: let gradients flow back through at most that many steps: the sequence is cut, counted from its end, and no
   gradient passes a cut.
 
 The body is traced once: what holds for compiled functions holds for it. Tensors that it captures get gradients. Random

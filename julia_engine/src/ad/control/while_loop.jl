@@ -18,7 +18,7 @@ end
 """
     While
 
-Steps while `test`, a program from the carries and constants of its own, gives a number that is not 0, but at most `limit` of
+Steps while `test`, a program from the carries and its own constants, gives a number that is not 0, but at most `limit` of
 them.
 """
 struct While
@@ -237,7 +237,7 @@ end
 
 """
 The loop that carries tangents beside the values, and its inputs: the carries, their tangents, the constants, and the tangents
-of those that move.
+of those that have one.
 """
 function ahead(loop::Steps, inputs::Vector{Tensor}, tangents)
     c = loop.carries

@@ -161,7 +161,7 @@ function huge_pages!(@nospecialize(x::Array))
     return x
 end
 
-"""Set all bytes of a fresh array to zero. Not a loop: it may stand in code that is interpreted."""
+"""Set all bytes of a fresh array to zero. Not a loop: it may be in code that is interpreted."""
 function zeroed!(@nospecialize(x::Array))
     huge_pages!(x)
     GC.@preserve x ccall(:memset, Ptr{Cvoid}, (Ptr{Cvoid}, Cint, Csize_t), start_of(x), 0, sizeof(x))

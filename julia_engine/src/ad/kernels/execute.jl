@@ -1,6 +1,6 @@
 # The table of kernels, and how instructions reach them.
 #
-# Every operation is compiled into a function of its own with one argument, the instruction's address, when it is first
+# Every operation is compiled into a separate function with one argument, the instruction's address, when it is first
 # used for an element type. An instruction holds that function's address; running a tape is a loop that calls one address
 # after the other. That is what a branch over operation codes compiles to, without compiling the operations that nobody
 # uses.
@@ -197,7 +197,7 @@ function mixed_rows(p::Ptr{T}, n::Int, step::Int, counts::NTuple{N,Int}, strides
 end
 
 """
-The checksum of so many bytes. Not inlined: it is called from where the optimiser is off, and would take ten times as long there.
+The checksum of `bytes` bytes. Not inlined: it is called from where the optimiser is off, and would take ten times as long there.
 """
 @noinline function mixed_bytes(p::Ptr{UInt8}, bytes::Int)
     words = bytes >> 3

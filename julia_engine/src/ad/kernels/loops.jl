@@ -481,7 +481,7 @@ end
     throw(ShapeError("$(named(place)): index $i at position $(position_of(place, j)) is out of range for an axis of length $n"))
 end
 
-# Random masks: a counter-based generator (splitmix64), whose key and counter stand in the two words of `index`.
+# Random masks: a counter-based generator (splitmix64), whose key and counter are the two words of `index`.
 
 @inline function dropout_mask!(x::Instruction{T}) where {T}
     key, counter = unsafe_load(x.index, 1), unsafe_load(x.index, 2)

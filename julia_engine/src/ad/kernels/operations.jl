@@ -5,7 +5,7 @@
 
 The multiplications and additions, one each, of an instruction that adds up products. It is those that it does: products with zeros
 count, and so do rows that tiles compute twice, and filters that fill up vectors in Winograd's algorithm. 0 for every other
-instruction, which takes as long as its memory takes.
+instruction, whose cost is that of its memory traffic.
 """
 function operations(x::Instruction{T}) where {T}
     x.kernel in products(T) && return round(Int, 2 * multiplications(x))

@@ -1,6 +1,6 @@
 # Special functions of single numbers, by the formulas of the numpy engine's ops/special.py: W. J. Cody's rational
 # approximations of the error function (Mathematics of Computation 23, 1969), and asymptotic series of the gamma function's
-# relatives. Coefficients stand with the lowest power first.
+# relatives. The coefficient of the lowest power comes first.
 
 const ERF_NEAR = ((3209.37758913846947, 377.485237685302021, 113.864154151050156, 3.16112374387056560, 1.85777706184603153e-1),
     (2844.23683343917062, 1282.61652607737228, 244.024637934444173, 23.6012909523441209, 1.0))

@@ -116,7 +116,7 @@ for (W, T, name) in ((16, Float32, "float"), (8, Float32, "float"), (8, Float64,
 end
 
 """
-Copy matrices that lie by rows into such that lie by columns, square by square. The last squares of each direction overlap
+Copy row-major matrices into column-major ones, square by square. The last squares of each direction overlap
 those before: what is copied twice is the same.
 """
 @inline function turn!(::Type{V}, x::Instruction{T}) where {W,T,V<:Vec{W,T}}

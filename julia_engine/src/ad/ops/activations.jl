@@ -39,7 +39,7 @@ DOTTED[gelu] = (x, approximate=false) -> gelu(x, approximate)
 
 # Bent ones ------------------------------------------------------------------------------------------------------------
 #
-# The slope, or the limit, of the negative side is an operand: a number, or a parameter with a gradient of its own.
+# The slope, or the limit, of the negative side is an operand: a number, or a parameter with its own gradient.
 
 """A plain number beside `x`, in the type of that; a dual number stays one."""
 weak(x::Union{AbstractFloat,DualNumber}, number::Union{AbstractFloat,Integer}) = oftype(x, number)

@@ -2,7 +2,7 @@
 # under differentiation: the derivatives of each are the other two. Over more axes it is made of these.
 #
 # Sizes: x (W, C, N) or (W, H, C, N); weight (kw, C / groups, F) or (kw, kh, C / groups, F). This is cross-correlation, as
-# in the other frameworks: the kernel is not turned round. Attributes stand in the order of the spatial axes, first axis
+# in the other frameworks: the kernel is not turned round. Attributes are in the order of the spatial axes, first axis
 # first; padding is a pair for each, before and after.
 
 """Where windows lie on the first axes of an array, as two axes: those of one axis get a second one of length one."""

@@ -62,8 +62,8 @@ gather(x::Tensor, index; dims=ndims(x)) = apply(GATHER, Tensor[x, index_tensor(i
 # Embeddings -----------------------------------------------------------------------------------------------------------
 #
 # A lookup is linear in the matrix, and its gradient in the columns, so that each is the other's derivative. The column
-# `padding_index` (0: none) counts as a constant: what comes back to it is zero, and what starts from it does not move.
-# For the latter a lookup may be `masked`: that column then gives zeros.
+# `padding_index` (0: none) counts as a constant: its gradient and its tangents are zero.
+# For the tangents a lookup may be `masked`: that column then gives zeros.
 
 function infer_embedding(inputs, attrs)
     weight, ids = inputs

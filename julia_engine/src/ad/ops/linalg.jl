@@ -76,12 +76,12 @@ function emit_blas!(p::Instructions, out::Memory, a::Memory, b::Memory, beta::In
     return nothing
 end
 
-# Tiles read one operand again and again: so many summands and columns at a time that it stays in the second-level cache.
+# Tiles read one operand again and again: as many summands and columns at a time as the second-level cache holds.
 const SUMMED_AT_ONCE = 512
 const CACHED_BYTES = 512 * 1024
 
 """
-How many summands tiles take at a time of a matrix whose columns lie so many bytes apart. Columns a multiple of half a page apart
+How many summands tiles take at a time of a matrix whose columns lie `bytes_apart`. Columns a multiple of half a page apart
 share few sets of the caches, which hold but a small number of them.
 """
 summed_at_once(bytes_apart::Int) = bytes_apart % 2048 == 0 ? 64 : SUMMED_AT_ONCE
@@ -242,7 +242,7 @@ struct Labelled
     letters::Vector{Char}
 end
 
-"""An axis for each letter: a letter that stands twice is a diagonal, whose stride is the sum of both."""
+"""An axis for each letter: a letter that occurs twice is a diagonal, whose stride is the sum of both."""
 function diagonal(m::Memory, term::Vector{Char})
     letters = unique(term)
     dims = Int[m.dims[findfirst(==(c), term)] for c in letters]
@@ -306,8 +306,8 @@ function forward_einsum(p, out, inputs, attrs)
     return emit_copy!(p, out, Memory(m.root, m.address, m.eltype, m.dims[axes], m.strides[axes]))
 end
 
-# The gradient of one operand is an einsum of the upstream gradient with the other operands. A letter that stands twice
-# in the operand (a diagonal) gets a second name, tied to the first by an identity matrix; one that stands nowhere else
+# The gradient of one operand is an einsum of the upstream gradient with the other operands. A letter that occurs twice
+# in the operand (a diagonal) gets a second name, tied to the first by an identity matrix; one that occurs nowhere else
 # was summed over alone, so its gradient repeats along it.
 function backward_einsum(i, g, y, inputs, attrs)
     terms, result = attrs.terms, attrs.result
@@ -367,7 +367,7 @@ function einsum(subscripts::AbstractString, @nospecialize(operands...))
     stretched = Set(c for (x, term) in zip(inputs, terms) for (c, n) in zip(term, x.dims) if n != 1)
     for (k, (x, term)) in enumerate(zip(inputs, terms))
         length(term) == ndims(x) || continue  # an error, which the op explains
-        # An axis of length one broadcasts against a longer one of the same letter: it is dropped where it stands.
+        # An axis of length one broadcasts against a longer one of the same letter: it is dropped there.
         stay = Int[d for d in eachindex(term) if x.dims[d] != 1 || !(term[d] in stretched) || count(==(term[d]), term) > 1]
         inputs[k], terms[k] = reshape_to(x, x.dims[stay]), term[stay]
     end

@@ -1,6 +1,6 @@
 # Normalisation: arrays with mean 0 and variance 1 over some of their axes.
 #
-# The deviation is an op of its own, as the logsumexp of a cross-entropy is, so that the gradient needs nothing computed
+# The deviation is a separate op, as the logsumexp of a cross-entropy is, so that the gradient needs nothing computed
 # again: with r the reciprocal deviation and y the result, it is r (g - mean(g) - y mean(g y)).
 
 count_of(dims::Vector{Int}, axes::Vector{Int}) = max(prod(dims[axes]), 1)

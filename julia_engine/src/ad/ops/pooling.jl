@@ -106,7 +106,7 @@ const MAX_POOL_GATHER = register!(Op("max_pool_gather", infer_max_pool_gather; b
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :max_pool_gather, inputs[2], attrs, out, inputs...),
     backward=Any[(g, y, inputs, attrs) -> pool_gradient(g, inputs[2], attrs), no_gradient],
     jvp=(t, y, inputs, attrs) -> t[1] === nothing ? zeros_like(y) : pool_gather(t[1], inputs[2], attrs),
-    doc="the elements that stand where the largest of each window of the second operand are"))
+    doc="the elements at the places where the largest of each window of the second operand are"))
 const AVG_POOL = register!(Op("avg_pool", infer_pool; batch=by_samples, attrs=POOL_ATTRS,
     forward=(p, out, inputs, attrs) -> emit_pool!(p, :avg_pool, inputs[1], attrs, out, inputs[1]),
     backward=Any[(g, y, inputs, attrs) -> apply(AVG_POOL_GRADIENT, Tensor[g], with(attrs, :dims => inputs[1].dims))],
@@ -190,7 +190,7 @@ function avg_pool(@nospecialize(x), @nospecialize(window); stride=nothing, paddi
     return averaged(y, a, given, pool_attrs("avg_pool", n, window, stride, padding, dilation))
 end
 
-"""Means `y` of windows of `x`, which count all their places, as such that count the elements and the `given` padding alone."""
+"""Means `y` of windows of `x`, which count all their places, as means over the elements and the `given` padding alone."""
 function averaged(y::Tensor, x::Tensor, given::Vector{Int}, settings)
     for d in eachindex(settings.window)
         reach = (settings.window[d] - 1) * settings.dilation[d] + 1

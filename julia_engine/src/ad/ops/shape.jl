@@ -549,5 +549,5 @@ Base.:\(a::Union{Real,AbstractArray}, b::Tensor) = left_quotient(a, b)
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 const COPY = register!(Op("copy", infer_same; batch=trailing, sparsity=one_to_one, forward=(p, out, inputs, attrs) -> emit_copy!(p, out, inputs[1]),
-    backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("copy"), scalar=:identity, doc="the same values in memory of their own"))
+    backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("copy"), scalar=:identity, doc="the same values in new memory"))
 Base.copy(x::Tensor) = COPY(x)

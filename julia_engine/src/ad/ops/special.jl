@@ -1,4 +1,4 @@
-# Special functions, by formulas of our own (ad/kernels/special.jl): the error function and the gamma function's relatives.
+# Special functions, by our own formulas (ad/kernels/special.jl): the error function and the gamma function's relatives.
 #
 # In Float64 `erf` is within 6 units in the last place, `erfc` within 16, `gammaln` and `polygamma` within 1e-13 of the value
 # or, near their zeros, of the largest term of their sums.
