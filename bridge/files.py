@@ -17,7 +17,15 @@ from typing import IO
 
 import platformdirs
 
-__all__ = ["cache_folder", "create_exclusively", "descriptor", "obstacle", "replacing", "write_atomically"]
+__all__ = [
+    "cache_folder",
+    "create_exclusively",
+    "descriptor",
+    "expanded",
+    "obstacle",
+    "replacing",
+    "write_atomically",
+]
 
 _CACHE_VARIABLE = "TWINGRAD_CACHE"
 
@@ -34,13 +42,24 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 """The errors of file systems that have no hard links."""
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with the home folder in place of ``~`` or ``~name``; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def cache_folder(with_setting: bool = True) -> Path:
     """TwinGrad's own folder for what can be made or downloaded again: `TWINGRAD_CACHE`, or in the platform's cache.
 
     Without the setting it is the latter, whatever is set. A user without a home folder has none: raises `OSError`.
     """
     if with_setting and (setting := os.environ.get(_CACHE_VARIABLE)):
-        return Path(setting).expanduser().absolute()
+        folder = expanded(setting)
+        if folder.parts[0].startswith("~"):
+            raise FileNotFoundError(f"{_CACHE_VARIABLE}={setting}: there is no user {folder.parts[0][1:]}")
+        return folder.absolute()
     try:
         return platformdirs.user_cache_path("twingrad", appauthor=False).expanduser()
     except RuntimeError as error:

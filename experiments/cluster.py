@@ -83,7 +83,7 @@ def run(address: str, sweep: Sweep, jobs: Sequence[Job], progress: Progress) -> 
     reused = 0
     waiting: dict[str, _Waiting] = {}
     for part in by_data(list(enumerate(jobs))):
-        with RunArrays(sweep.load(part[0][1].paper, progress), sweep.results.work) as work:
+        with RunArrays(sweep.load(part[0][1].paper, progress), sweep.work) as work:
             for number, job in part:
                 record = skeleton(job, task_of(job, work), work.dataset)
                 known = sweep.results.finished(record["key"]) or sweep.results.finished_elsewhere(record)

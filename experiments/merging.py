@@ -1,11 +1,11 @@
 """One results folder out of several: `twingrad merge A B ... --results DIR`.
 
-Raw records are copied as they are, and nothing that is in the folder already is overwritten. What conflicts with what is
-there is named, and left where it was: two finished runs under one key with different results (the key says
-that they should be the same run), and records that are damaged or whose hashes are not those of what they say. A
-finished run takes the place of a failed one, which is kept in the folder `replaced`. Runs of one job on several
-machines are no conflict: reports pool their accuracies and show their times apart. Nor are those of one job and machine
-from different sources, of which reports show the newest; a note names them.
+Raw records are copied as they are, and nothing that is in the folder already is overwritten. What conflicts with what
+is there is named, and left where it was: two finished runs under one key with different results (the key says that they
+should be the same run), and records that are damaged or whose hashes are not those of what they say. A finished run
+takes the place of a failed one, which is kept in the folder `replaced`. Runs of one job on several machines are no
+conflict: reports pool their accuracies and show their times apart. Nor are those of one job and machine from different
+sources, of which reports show the newest; a note names them.
 """
 
 from __future__ import annotations

@@ -56,6 +56,19 @@ def threads(asked: int | None, usual: int = 2) -> int:
     return asked or min(usual, available)
 
 
+SETTINGS = (
+    *("TWINGRAD_VECTOR_BYTES", "TWINGRAD_OPENBLAS_CORETYPE", "TWINGRAD_SIMD", "NPY_DISABLE_CPU_FEATURES"),
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "XLA_FLAGS", "TF_XLA_FLAGS"),
+)
+"""Environment variables that workers receive, and that decide how engines compute."""
+
+
+def settings() -> dict[str, dict[str, str]]:
+    """The `SETTINGS` that are set, as the part `settings` of what decides a run; nothing where none is."""
+    found = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+    return {"settings": found} if found else {}
+
+
 def memory_bytes() -> int | None:
     """The machine's memory, or None where the system does not say."""
     with contextlib.suppress(OSError, ValueError):

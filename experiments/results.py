@@ -33,6 +33,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -147,7 +148,11 @@ class Results:
 
     @property
     def work(self) -> Path:
-        """Where runs put the arrays that their workers read; empty between runs."""
+        """Where runs put the arrays that their workers read; empty between runs.
+
+        A process that shares the folder has one in it with the name of its lease: others remove what it leaves when it
+        is killed.
+        """
         return self.root / ".work"
 
     @property
@@ -196,6 +201,10 @@ class Results:
                 raise ResultsInUseError(self._in_use(""))
             self._refuse(leases, _FOLDER, say)
             self._set_aside(say)
+            for left in self.work.glob("*"):
+                if leases.holder(f"{_SHARING}{left.name}") is None:
+                    shutil.rmtree(left, ignore_errors=True)
+            stack.callback(shutil.rmtree, self.work / leases.me.token, ignore_errors=True)
             yield leases
 
     def _refuse(self, leases: Leases, name: str, say: Callable[[str], None]) -> None:
@@ -273,7 +282,7 @@ class Results:
         for path in sorted(self.raw.glob("*.json")):
             other = _summary(path, path.stat().st_mtime_ns)
             found = self.finished(path.stem) if other == ("ok", record["job"], sources) else None
-            if found is not None and found["decided_by"]["machine"] != here:
+            if found is not None and found.get("decided_by", {}).get("machine") not in (None, here):
                 return found
         return None
 
@@ -336,7 +345,7 @@ class Results:
         return {name: len(found) for name, found in rows.items()}
 
     def tidy_is_current(self) -> bool:
-        """Whether the tidy CSVs are there, have their columns, and are newer than every raw record."""
+        """Whether the tidy CSVs are there, have their columns, and are of the raw records that there are and newer."""
         sources = [*self.raw.glob("*.json"), *([self.archive] if self.archive.is_file() else [])]
         newest = max((path.lstat().st_mtime_ns for path in sources), default=0)
         for name, columns in COLUMNS.items():
@@ -347,7 +356,19 @@ class Results:
                 header = file.readline(10_000).decode(errors="replace")
             if newest and (path.stat().st_mtime_ns < newest or header != ",".join(columns) + "\n"):
                 return False
-        return True
+        return not newest or self._tidy_has_all()
+
+    def _tidy_has_all(self) -> bool:
+        """Whether the tidy CSVs have a row of every raw record of this schema, and of nothing else."""
+        shown: set[str] = set()
+        for name in ("runs", "microbenchmarks"):
+            with (self.tidy / f"{name}.csv").open(encoding="utf-8", errors="replace", newline="") as file:
+                shown.update(row[0] for row in itertools.islice(csv.reader(file), 1, None) if row)
+        there = {*self._archived(), *(path.stem for path in self.raw.glob("*.json"))}
+        try:
+            return shown <= there and not any(self.load(key) for key in there - shown)
+        except records.DamagedError:
+            return False
 
 
 def plain(value: Any) -> Any:
@@ -382,7 +403,7 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
         common = _common(record)
         measure = RECORDED[record["config"]["measure"]]
         origin = {"engine_digest": record["provenance"]["engine_digest"]}
-        for row in measure.table(record):
+        for row in () if _failed_as_a_whole(record) else measure.table(record):
             rows[measure.name].append(common | origin | row)
         if measure.plan == "suites":
             continue
@@ -415,9 +436,20 @@ def _run_rows(record: Record) -> Iterator[Record]:
         digest = record["provenance"]["engine_digest"]
         yield _run_row(record, record["config"]["engine"], record["status"], record.get("error"), digest)
     for engine, entrant in (entrants or {}).items():
-        status = "failed" if entrant["error"] else "ok"
-        row = _run_row(record, engine, status, entrant["error"], entrant["engine_digest"])
+        error = entrant["error"] or (record.get("error") if _failed_as_a_whole(record) else None)
+        row = _run_row(record, engine, "failed" if error else "ok", error, entrant["engine_digest"])
         yield row | {"engine": engine, "label": entrant["label"], "framework_version": _versions(entrant["versions"])}
+
+
+def _failed_as_a_whole(record: Record) -> bool:
+    """Whether a run of several engines failed, and not some of them, so that none of its numbers counts.
+
+    Older records name no engine then; newer ones all.
+    """
+    if RECORDED[record["config"]["measure"]].plan != "together" or record["status"] == "ok":
+        return False
+    errors = [entrant["error"] for entrant in record.get("entrants", {}).values()]
+    return all(errors) or not any(errors)
 
 
 def _run_row(record: Record, engine: str, status: str, error: str | None, engine_digest: str) -> Record:

@@ -108,6 +108,10 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
     x = np.ascontiguousarray(rows.x.reshape(len(rows.x), *sample), dtype=spec.input.dtype)
     if rows.y is None:
         return replace(rows, x=x)
+    if rows.y.ndim == 0 or rows.y.dtype.kind not in "fiub":
+        raise InputError(
+            f"{source}: expected a label, or numbers, for each row, found {rows.y.dtype} of shape {rows.y.shape}"
+        )
     if len(rows.y) != len(x):
         raise InputError(f"{source}: {len(x)} rows but {len(rows.y)} labels")
     target = spec.target

@@ -139,6 +139,8 @@ def plan(
     names = checked_engines(paper, engine_names, runs)
     if unknown := sorted(set(measures or ()) - set(MEASURES)):
         raise PaperFileError(f"no measure {unknown[0]!r}; measures: {', '.join(MEASURES)}")
+    for name in measures or ():
+        _check_defined(paper, runs, MEASURES[name])
     asked = threads or paper.training.threads.value
     usual = provenance.threads(threads, asked)
     jobs: list[Job] = []
@@ -167,6 +169,15 @@ def plan(
                 able = [engine for engine in chosen if seed < counts[engine]]
                 jobs += [Job(paper, (engine,), seed, name, here, profile, threads_asked=wanted) for engine in able]
     return jobs
+
+
+def _check_defined(paper: Paper, runs: Runs, measure: Measure) -> None:
+    """Raise PaperFileError for a measure asked for that the paper's file says nothing of."""
+    needed = [measure.threads if measure.plan == "together" else "", measure.engines if measure.only_listed else ""]
+    missing = [name for name in needed if name and not runs.option(name)]
+    if missing or not measure.networks(paper, runs):
+        what = f"gives no {' and no '.join(missing)}" if missing else "has no networks for it"
+        raise PaperFileError(f"study {paper.key} does not define the measure {measure.name}: its file {what}")
 
 
 def _threads(asked: int | None, planned: list[int], everywhere: bool) -> list[tuple[int, int]]:
@@ -219,6 +230,11 @@ class Sweep:
         self._prepared: set[str] = set()
         self._others: dict[int, Owner] = {}
 
+    @property
+    def work(self) -> Path:
+        """Where this process's arrays are."""
+        return self.results.work if self.leases is None else self.results.work / self.leases.me.token
+
     def fitting(self, paper: Paper, profile: ProfileName, progress: Progress) -> ProfileName:
         """The profile, or the one that is made for the embedded sample where only that is at hand."""
         return "sample" if self.load(paper, progress).source == "sample" else profile
@@ -231,7 +247,7 @@ class Sweep:
         waiting, told = list(enumerate(jobs)), ""
         while waiting:
             for part in by_data(waiting):
-                with RunArrays(self.load(part[0][1].paper, progress), self.results.work) as work:
+                with RunArrays(self.load(part[0][1].paper, progress), self.work) as work:
                     one = partial(self._job, work=work, found=found, reused=reused, progress=progress, again=again)
                     for alike, places in _side_by_side(part):
                         if len(places) > 1 and self._slot is None:
@@ -284,7 +300,8 @@ class Sweep:
             if known is not None or number in self._others:
                 return
             progress.start(str(job), job.kind.steps(job))
-            self._prepare(job.engines)
+            if self._prepare(job.engines):  # which may have found out what the key needs
+                record = skeleton(job, task, work.dataset)
             start = time.perf_counter()
             try:
                 for parts in job.kind.run(assignment(job, task, slot, progress)):
@@ -300,6 +317,9 @@ class Sweep:
                 kind = "unavailable" if absent else "failed"
                 died = f"{job.named}: " if isinstance(error, WorkerError) else ""
                 record.update(status="failed", error=f"{died}{error}", error_kind=kind)
+                failures = record.pop("failures", {})
+                for name, entrant in record.get("entrants", {}).items():
+                    entrant["error"] = failures.get(name) or record["error"]
             record["seconds"] = time.perf_counter() - start
             if self.leases is not None and not self.leases.holds(record["job"]):
                 self._others[number] = Owner()
@@ -345,11 +365,13 @@ class Sweep:
             return failed
         return self.results.finished_elsewhere(record)
 
-    def _prepare(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in self._prepared:
-                self._prepared.add(name)
-                engines.get(name).prepare()
+    def _prepare(self, names: Sequence[str]) -> bool:
+        """Prepare the engines that were not yet; whether there were any."""
+        missing = [name for name in names if name not in self._prepared]
+        for name in missing:
+            self._prepared.add(name)
+            engines.get(name).prepare()
+        return bool(missing)
 
 
 def by_data(jobs: Sequence[tuple[int, Job]]) -> list[list[tuple[int, Job]]]:
@@ -494,6 +516,7 @@ def skeleton(job: Job, task: Task, dataset: Dataset) -> Record:
         "sources": sources.SOURCES.digest(starts(job)),
         "versions": versions,
         "machine": origin["machine"]["digest"],
+        **provenance.settings(),
         **{name: origin[name] for name in ("threads", "openblas_coretype", "python", "numpy", "weights_digest")},
     }
     rows = {"train_rows": len(dataset.y_train), "test_rows": len(dataset.y_test)}

@@ -215,6 +215,8 @@ def split(rows: Rows, share: float, seed: int, source: str) -> tuple[NDArray[np.
     """
     if rows.y is None or not len(rows.y):
         raise InputError(f"{source}: no training rows")
+    if not 0 <= share < 1:  # nor is NaN
+        raise InputError(f"--validation: expected a share from 0 to below 1, found {share}")
     count = round(share * len(rows.y))
     if share and not 0 < count < len(rows.y):
         raise InputError(

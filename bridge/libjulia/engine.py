@@ -11,6 +11,7 @@ from typing import Any
 from bridge.errors import JuliaUnavailableError
 from bridge.libjulia import numpy_blas, start, sysimage
 from bridge.libjulia.environment import ENGINE
+from bridge.libjulia.find import Memory
 from bridge.libjulia.precompilation import compile_engine
 from bridge.libjulia.runtime import EMBEDDED, Runtime, literal
 
@@ -43,8 +44,10 @@ def blas() -> dict[str, str]:
 
 
 def prepare() -> None:
-    """Have the engine compiled before it is timed, and the result kept."""
+    """Have the backend found out and the engine compiled before it is timed, and both results kept."""
     if (found := start.status().julia) is not None:
+        if start.backend(found) is None:
+            start.choose(found, Memory())
         compile_engine(found)
 
 

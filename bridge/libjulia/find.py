@@ -28,7 +28,7 @@ from typing import Any
 
 from bridge.child import completed, ending
 from bridge.errors import JuliaUnavailableError
-from bridge.files import write_atomically
+from bridge.files import expanded, write_atomically
 from bridge.libjulia.environment import cache_folder, settings
 
 __all__ = [
@@ -223,7 +223,7 @@ def _installed(cache: Path | None, source: str) -> Iterator[tuple[str, str]]:
 
 def _named(setting: str, variable: str) -> str:
     """The program that the user's setting means: a file, a folder that holds one, or a name on PATH."""
-    path = Path(setting).expanduser()
+    path = expanded(setting)
     for program in (path, path / "bin" / "julia", path / "julia"):
         if program.is_file():
             return str(program.absolute())

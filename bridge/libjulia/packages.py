@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bridge import toml
 from bridge.child import completed, ending
+from bridge.files import expanded
 from bridge.libjulia import engine
 from bridge.libjulia.find import OLDEST, Julia, Memory
 from bridge.libjulia.start import status
@@ -94,13 +95,13 @@ def _places(julia: Julia, name: str) -> Iterator[Path]:
 
 
 def _load_path(julia: Julia) -> Iterator[Path]:
-    depots = [Path(depot).expanduser() for depot in os.environ.get("JULIA_DEPOT_PATH", "").split(os.pathsep) if depot]
+    depots = [expanded(depot) for depot in os.environ.get("JULIA_DEPOT_PATH", "").split(os.pathsep) if depot]
     own = f"v{julia.release[0]}.{julia.release[1]}"
     for entry in (os.environ.get("JULIA_LOAD_PATH") or os.pathsep).split(os.pathsep):
         if entry and not entry.startswith("@"):
-            yield Path(entry).expanduser()
+            yield expanded(entry)
         elif entry in ("", "@v#.#", f"@{own}"):
-            yield from (depot / "environments" / own for depot in [*depots, Path("~/.julia").expanduser()])
+            yield from (depot / "environments" / own for depot in [*depots, expanded("~/.julia")])
 
 
 def _names(project: Path, name: str) -> bool:

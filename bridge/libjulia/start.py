@@ -142,9 +142,13 @@ def status() -> Status:
     except JuliaUnavailableError as error:
         return Status(None, str(error), dict.fromkeys(WAYS))
     memory = Memory()
-    ways = {way: verdict(way, julia, memory) for way in WAYS}
-    if (reason := juliacall.obstacle(julia)) is not None:
-        ways[JULIACALL] = Verdict(False, reason)
+    ways: dict[str, Verdict | None] = {}
+    for way in WAYS:
+        reason = juliacall.obstacle(julia) if way == JULIACALL else None
+        try:
+            ways[way] = verdict(way, julia, memory) if reason is None else Verdict(False, reason)
+        except JuliaUnavailableError as error:  # a project that is not there
+            ways[way] = Verdict(False, str(error))
     return Status(julia, "", ways)
 
 
@@ -166,9 +170,12 @@ def backend(julia: Julia) -> str | None:
     if asked := os.environ.get(VARIABLE):
         return asked
     memory = Memory()
-    if juliacall.obstacle(julia) is not None or known_project(julia, memory) is None:
-        return EMBEDDED
-    seen = verdict(JULIACALL, julia, memory)
+    try:
+        if juliacall.obstacle(julia) is not None or known_project(julia, memory) is None:
+            return EMBEDDED
+        seen = verdict(JULIACALL, julia, memory)
+    except JuliaUnavailableError:  # which whoever starts Julia is told
+        return None
     return None if seen is None else JULIACALL if seen.ok else EMBEDDED
 
 
@@ -225,7 +232,7 @@ def demonstrate(way: str, julia: dict[str, Any], project: dict[str, str] | None)
 
 def known_project(julia: Julia, memory: Memory) -> Project | None:
     """The project with PythonCall.jl for this Julia: the one that the user names, or that was set up in this Python."""
-    if (named := os.environ.get(PROJECT_VARIABLE)) is not None:
+    if named := os.environ.get(PROJECT_VARIABLE):
         if not os.path.isdir(named):
             raise JuliaUnavailableError(f"{PROJECT_VARIABLE}={named} names no folder: correct it, or unset it")
         return Project(julia.executable, named)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.files import cache_folder
+from bridge.files import cache_folder, expanded
 from experiments.data import fetch
 from experiments.data.dataset import DataError, IncompleteError, Progress
 
@@ -85,7 +85,7 @@ def search(
 
 
 def _existing(setting: str | Path, what: str) -> Path:
-    folder = Path(setting).expanduser().absolute()
+    folder = expanded(setting).absolute()
     if not os.path.exists(folder):
         raise DataError(f"{what} does not exist: {folder}; correct the path, or leave it out")
     if not os.path.isdir(folder):

@@ -178,6 +178,7 @@ def skeleton(job: Job) -> Record:
         "versions": versions,
         "libraries": {name: seen.libraries for name, seen in found.items()},
         "machine": origin["machine"]["digest"],
+        **provenance.settings(),
     }
     origin |= {"threads": THREADS, "engine_digest": " ".join(digests.values()), "versions": {}}
     entrants = {

@@ -199,6 +199,7 @@ def growth_seconds(view: View) -> Table:
             f"Steps and calls are the least of several; start-ups and calls of over {given(ONCE_SECONDS)} s are timed "
             "once. The engines ran one after the other, each in its own process. "
             f"× marks a time above its target: {len(missed)} of {sum(len(row['held']) for row in known)}.",
+            *row_helpers.missing_notes(view, ("growth",), engines),
         )
         if rows
         else ("Not run: make sizes runs it.",),

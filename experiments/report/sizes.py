@@ -142,14 +142,15 @@ def _losses(view: View) -> list[str]:
 
 
 def absent(view: View) -> list[str]:
-    """Which engines are left out in which networks, and why, a sentence for each reason."""
+    """Which engines are left out at which points, and why."""
     every = view.table("sizes")
     found = []
-    for (engine, reason), rows in every[every["missing"].notna()].groupby(["engine", "missing"], sort=False):
+    about = ["engine", "missing", "batch", "threads"]
+    for (engine, reason, batch, threads), rows in every[every["missing"].notna()].groupby(about, sort=False):
         where = ", ".join(
             dict.fromkeys(f"{family}-{size:g}" for family, size in zip(rows["family"], rows["size"], strict=True))
         )
-        found.append(f"{view.label(str(engine))}, {reason}: {where}.")
+        found.append(f"{view.label(str(engine))}, batch {batch:g}, threads {threads}, {reason}: {where}.")
     return found
 
 

@@ -53,7 +53,7 @@ def julia_backend(view: View, measure: str = MEASURE) -> str | None:
 def start_targets(view: View, measure: str = MEASURE) -> dict[str, float]:
     """The seconds of start-up that each engine of ours is to take at most; of several that may hold, the fewest."""
     backend = julia_backend(view, measure)
-    of_julia = min(JULIA_START_SECONDS.values()) if backend is None else JULIA_START_SECONDS[backend]
+    of_julia = JULIA_START_SECONDS.get(backend or "", min(JULIA_START_SECONDS.values()))
     return START_SECONDS | {"julia": of_julia}
 
 

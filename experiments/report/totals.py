@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from experiments.formats import MISSING, fixed, significant
-from experiments.report.row_helpers import REFERENCE, producer
+from experiments.report.row_helpers import REFERENCE, missing_notes, producer
 from experiments.report.sizes import TARGETS
 from experiments.report.sizes_targets import julia_notes, start_targets, with_target
 from experiments.report.table import Column, Row, Table, column, empty
@@ -30,12 +31,13 @@ def total_rows(view: View) -> list[Row]:
     The ratio to PyTorch is the median of those within a round.
     """
     every = view.table(MEASURE)
+    trainings = {training.id: training for training in view.paper.trainings}
     rows: list[Row] = []
-    for training in view.paper.trainings:
-        found = every[every["network"] == training.id]
+    for threads, name in itertools.product(sorted(every["threads"].unique(), reverse=True), trainings):
+        training, found = trainings[name], every[(every["network"] == name) & (every["threads"] == threads)]
         if not len(found):
             continue
-        about = {"network": training.id, "title": training.title, "epochs": training.epochs}
+        about = {"network": name, "title": training.title, "threads": int(threads), "epochs": training.epochs}
         row: Row = {**about, "steps": -(-training.rows // training.batch_size) * training.epochs}
         row |= {"kind": "measured", "machine": view.machine([MEASURE]), "data": view.data_source}
         totals = found.pivot_table(index="round", columns="engine", values="total_seconds")
@@ -79,12 +81,13 @@ def sizes_totals(view: View) -> Table:
         notes.append(f"{view.label(engine)}: {said}.")
     return Table(
         fields=(
-            *("kind", "machine", "data", "network", "epochs", "steps"),
+            *("kind", "machine", "data", "network", "threads", "epochs", "steps"),
             *(f"{engine}_{name}_s" for engine in engines for name in ("import", "start", "total", "least", "most")),
             *(f"{engine}_ratio" for engine in engines if engine in TARGETS),
         ),
         columns=(
             column("network", "title", align="left"),
+            column("threads", "threads", str),
             column("steps", "steps", lambda value: f"{int(value):,}"),
             *columns,
         ),
@@ -98,6 +101,7 @@ def sizes_totals(view: View) -> Table:
             "with compilation by Julia itself where the version keeps no compiled code.",
             *notes,
             *julia_notes(view, MEASURE),
+            *missing_notes(view, (MEASURE,), engines),
         )
         if rows
         else ("Not run: make sizes runs it.",),

@@ -121,8 +121,10 @@ class View:
 
     @remembered
     def ok(self, measure: str, engine: str | None = None) -> pd.DataFrame:
-        """The finished runs of a measure, of all engines or of one; refuses to mix machines."""
+        """The finished runs of a measure that are shown, of all engines or of one; refuses to mix machines."""
         runs = self.runs[(self.runs["measure"] == measure) & (self.runs["status"] == "ok")]
+        if measure in TABLES:
+            runs = runs[runs["key"].isin(self.tables[measure]["key"])]
         one_machine(runs["machine"], f"the {WORDS[measure]} runs of {self.paper.key}")
         return runs if engine is None else runs[runs["engine"] == engine]
 
@@ -175,13 +177,25 @@ class View:
         else:
             done = len(runs) - len(failed)
         if done >= wanted and (done or not len(failed)):
-            return None
+            return self._failing(engine, measure) if kind.columns else None
         how = "not run since the engine's source changed" if (engine, measure) in self.outdated else "not run"
         if len(failed):
             error = str(failed["error"].iloc[-1])
             error = error.partition(f"{engine}: ")[2] or error if kind.plan == "together" else error
             how = f"failed: {error.strip().partition(chr(10))[0] or 'no message was recorded'}"
         return f"{wanted - done} of {wanted} seeds {how}" if done else how
+
+    def _failing(self, engine: str, measure: str) -> str | None:
+        """How many of a measure's runs, of each job the newest, failed for an engine, and why the last one did."""
+        runs = self.runs[(self.runs["measure"] == measure) & (self.runs["engine"] == engine)]
+        jobs = runs["job"].where(runs["job"].fillna("") != "", runs["key"])  # the oldest records have none
+        newest = runs.assign(job=jobs).sort_values("created", kind="stable").drop_duplicates("job", keep="last")
+        others = tuple(f"{name}: " for name in self.paper.engine_names() if name != engine)
+        failed = newest[(newest["status"] != "ok") & ~newest["error"].astype(str).str.startswith(others)]
+        if not len(failed):
+            return None
+        error = str(failed["error"].iloc[-1]).strip().partition("\n")[0]
+        return f"{len(failed)} of {len(newest)} runs failed: {error or 'no message was recorded'}"
 
     def _why_no_system(self, name: str) -> str | None:
         """Why a system of the micro-benchmarks has no number at all."""
@@ -248,8 +262,10 @@ def views_of(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> list[Vie
     """
     whole = paper_view(paper, tidy, data_dir)
     trained = whole.runs[whole.runs["measure"].isin(TRAINED)]
-    frames = {name: frame for name, frame in whole.tables.items() if len(frame)}
-    counts = pd.concat([trained["machine"], *(frame["machine"] for frame in frames.values())]).value_counts()
+    tables = _of_all_machines(paper, tidy, whole)
+    frames = [frame for frame in tables.values() if len(frame)]
+    small = whole.tables[micro.MEASURE.name]
+    counts = pd.concat([frame["machine"] for frame in (trained, small, *frames)]).value_counts()
     machines = sorted(counts.index, key=lambda name: (-counts[name], str(name)))
     if len(machines) < 2:
         return [whole] if machines or len(whole.runs) else []
@@ -261,7 +277,7 @@ def views_of(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> list[Vie
         same = (runs["profile"] == whole.profile) & (runs["data_source"] == whole.data_source)
         runs = runs[~of_paper | (shown & same)]
     views = [
-        paper_view(paper, _on(machine, replace(tidy, runs=runs)), data_dir)
+        paper_view(paper, _on(machine, replace(tidy, runs=runs, tables={**tidy.tables, **tables})), data_dir)
         for machine in machines
     ]  # fmt: skip
     views = [view for view in views if (view.data_source, view.profile) == (whole.data_source, whole.profile)]
@@ -273,6 +289,23 @@ def views_of(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> list[Vie
         for view in views
         if (name := view.machine((*TRAINED, *TABLES)))
     ]
+
+
+def _of_all_machines(paper: Paper, tidy: Tidy, whole: View) -> dict[str, pd.DataFrame]:
+    """The rows of measures with their own tidy file that fit those of `whole`, before one of several runs is chosen.
+
+    They are of the same data and profile, and of races of no older source than another machine's.
+    """
+    runs, found = _of(tidy.runs, paper), {}
+    for name in TABLES:
+        rows = _of(tidy.tables[name], paper)
+        rows = rows[(rows["data_source"] == whole.data_source) & ~rows["engine"].isin(RETIRED)]
+        if "profile" in rows:
+            rows = rows[rows["profile"] == whole.profile]
+        if MEASURES[name].plan == "together":
+            rows = _current(rows, runs[(runs["measure"] == name) & ~runs["engine"].isin(RETIRED)])
+        found[name] = rows
+    return found
 
 
 def _on(machine: str, tidy: Tidy) -> Tidy:
@@ -336,33 +369,45 @@ def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.drop_duplicates(["engine", "seed", "measure"], keep="last")
 
 
-def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
-    """Of each network and number of threads one race, since rounds of two races must not be paired with each other.
-
-    It is the one with the most engines, among equals the newest; a race with the older source of an engine that has
-    raced again since does not count.
-    """
+def _current(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
+    """The rows of races that have no older source of an engine that has raced again since."""
     races = races.sort_values("created", kind="stable")
     digests: dict[str, dict[str, str]] = {}
     for _, entrant in races.iterrows():
         digests.setdefault(entrant["key"], {})[entrant["engine"]] = entrant["engine_digest"]
     newest = {engine: digest for found in digests.values() for engine, digest in found.items()}
     stale = {key for key, found in digests.items() if any(newest[engine] != found[engine] for engine in found)}
-    rows = rows[~rows["key"].isin(stale)]
+    return rows[~rows["key"].isin(stale)]
+
+
+def _network(rows: pd.DataFrame) -> list[str]:
+    """The columns that say which of several networks a row is about."""
+    return [name for name in ("family", "size", "network") if name in rows]
+
+
+def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
+    """Of each network and number of threads one race, since rounds of two races must not be paired with each other.
+
+    It is the one with the most engines, among equals the newest; a race with the older source of an engine that has
+    raced again since does not count.
+    """
+    rows = _current(rows, races)
     chosen = []
-    networks = [name for name in ("family", "size") if name in rows]
-    for _, part in rows.groupby(["threads", *networks]):
+    for _, part in rows.groupby(["threads", *_network(rows)]):
         entrants = part.groupby("key").agg(engines=("engine", "nunique"), created=("created", "max"))
         chosen.append(entrants.sort_values(["engines", "created"], kind="stable").index[-1])
     return rows[rows["key"].isin(chosen)].sort_values(["threads", "round"], kind="stable")
 
 
 def _newest_of_each(rows: pd.DataFrame, _: pd.DataFrame) -> pd.DataFrame:
-    """Of each engine, and network, the newest run, whole: points of two runs do not make one line."""
+    """Of each engine, and network, the newest run, whole: points of two runs do not make one line.
+
+    All have the number of threads of the newest one.
+    """
     if not len(rows):
         return rows
-    each = ["engine", *(name for name in ("family", "size") if name in rows)]
-    newest = rows.groupby(each)["created"].transform("max")
+    rows = rows[rows["threads"] == _newest(rows)["threads"]]
+    newest = rows.groupby(["engine", *_network(rows)])["created"].transform("max")
     return rows[rows["created"] == newest]
 
 

@@ -345,6 +345,36 @@ def test_the_project_that_the_user_names_is_taken(
         start.known_project(FACTS, memory)
 
 
+def test_a_project_that_is_gone_is_a_reason_against_juliacall_and_against_nothing_else(
+    memory: Memory, searched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "find", lambda: FACTS)
+    monkeypatch.setattr(start, "Memory", lambda: memory)
+    start.remember_project(FACTS, memory, Project(FACTS.executable, str(tmp_path)))
+    monkeypatch.setenv("PYTHON_JULIACALL_PROJECT", "")
+    assert start.known_project(FACTS, memory) is not None, "an empty setting is none"
+    monkeypatch.setenv("PYTHON_JULIACALL_PROJECT", str(tmp_path / "gone"))
+    seen = start.status()
+    assert seen.julia == FACTS and not seen.obstacle
+    refused = seen.ways["juliacall"]
+    assert refused is not None and not refused.ok and "gone names no folder" in refused.reason
+    assert start.backend(FACTS) is None, "whoever starts Julia gets the error"
+    monkeypatch.setattr(start.juliacall, "obstacle", lambda julia: "too old")
+    assert start.backend(FACTS) == "embedded"
+
+
+def test_the_backend_is_the_one_that_is_asked_for_or_that_works(
+    memory: Memory, searched: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "Memory", lambda: memory)
+    assert start.backend(FACTS) == "embedded", "no project"
+    start.remember_project(FACTS, memory, Project(FACTS.executable, str(tmp_path)))
+    assert start.backend(FACTS) is None, "nobody has tried"
+    assert start.choose(FACTS, memory)[0] == "juliacall" == start.backend(FACTS)
+    monkeypatch.setenv("TWINGRAD_JULIA_WAY", "embedded")
+    assert start.backend(FACTS) == "embedded"
+
+
 def test_the_project_that_juliapkg_has_resolved_is_taken(
     memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,8 +81,10 @@ def record(measure: str = "time") -> dict[str, Any]:
     return {
         **{"schema": SCHEMA, "key": KEY, "job": "j", "status": "ok", "error": None, "error_kind": None, "seconds": 1.0},
         "config": about | {"threads": 1, "dtype": "float32", "profile": "full", "suite": "gradients"},
-        "data": {"name": "mnist", "source": "real", "digest": "d"},
-        "provenance": provenance,
+        "data": {"name": "mnist", "source": "real", "digest": "d", "train_rows": 3, "test_rows": 2},
+        "asked": {"study": "mnist-rnn-e", "data": {}, "network": "n", "training": {}},
+        "decided_by": {"machine": "m", "sources": "s"},
+        "provenance": provenance | {"memory_bytes": 4},
         "blas": {"numpy": "OpenBLAS"},
         **parts[measure],
     }

@@ -418,6 +418,25 @@ def test_tidy_is_made_anew_only_when_there_is_something_new(results: Results) ->
     assert not results.tidy_is_current()
 
 
+def test_tidy_is_made_anew_when_a_record_is_gone_or_came_with_an_old_time(results: Results) -> None:
+    kept, gone = (results.save(record(letter * 16)) for letter in "ab")
+    results.write_tidy()
+    assert results.tidy_is_current()
+    content = gone.read_bytes()
+    gone.unlink()
+    assert not results.tidy_is_current()
+    results.write_tidy()
+    assert results.tidy_is_current()
+    gone.write_bytes(content)
+    os.utime(gone, (1, 1))
+    assert not results.tidy_is_current()
+    results.write_tidy()
+    later = results.raw / f"{'c' * 16}.json"
+    later.write_text(json.dumps(json.loads(kept.read_text()) | {"schema": module.SCHEMA + 1, "key": later.stem}))
+    os.utime(later, (1, 1))
+    assert results.tidy_is_current(), "of a later release, which is not shown"
+
+
 def test_raw_records_are_plain_json(results: Results) -> None:
     path = results.save(record())
     assert json.loads(path.read_text())["config"]["paper"] == "mnist-rnn-e"

@@ -125,6 +125,9 @@ def test_runs_are_done_once_and_those_of_killed_and_stopped_processes_are_taken_
         shared.finish(other)
         assert {path: path.read_bytes() for path in shared.results.raw.glob("*.json")} == written
         shared.check(killed=2)
+        with shared.results.shared():
+            left = [path.name for path in shared.results.work.glob("*")]
+        assert not left, "what killed processes have left is removed by whoever comes next"
         assert {record["provenance"]["machine"]["stepping"] for record in shared.results.records()} == {"a"}
 
 

@@ -29,7 +29,7 @@ from experiments.progress import Progress
 from experiments.report import figures, numbers, sizes, sizes_targets, tables
 from experiments.report import growth as growth_tables
 from experiments.report.table import to_markdown
-from experiments.report.view import View, paper_view
+from experiments.report.view import View, paper_view, views_of
 from experiments.results import COLUMNS, Results, Tidy, tidy_rows
 
 PAPER = papers.load_paper("sizes")
@@ -624,6 +624,33 @@ def test_start_up_from_a_system_image_is_called_that(image: bool, fake: ModuleTy
     with_image = "embedded in Python's process, started from a system image."
     assert any(note.endswith(with_image) for note in notes) is image
     assert any(note.endswith("started without a system image.") for note in notes) is not image
+
+
+def test_what_is_said_of_julia_is_of_the_runs_that_are_shown(fake: ModuleType, view_of: ViewOf) -> None:
+    older, newer = (fake.rows("sizes", seeds=0, data_source="generated") for _ in range(2))
+    for rows, version, moment in (
+        (older, "1.5.3 backend embedded", "2025"),
+        (newer, "1.11.2 backend juliacall", "2026"),
+    ):
+        for items in rows.values():
+            for item in items:
+                item["created"] = f"{moment}-01-01T00:00:00"
+                item["framework_version"] = f"julia {version}"
+    view = view_of(older, newer, paper="sizes")
+    assert sizes_targets.start_targets(view)["julia"] == 2.0
+    assert "TwinGrad Julia: Julia 1.11.2, by juliacall, started without a system image." in (
+        sizes_targets.sizes_start(view).notes
+    )
+
+
+def test_two_machines_have_a_view_each(fake: ModuleType, tmp_path: Path) -> None:
+    here = fake.rows("sizes", seeds=0, data_source="generated")
+    there = fake.rows("sizes", seeds=0, data_source="generated", cpu_model="Another CPU")
+    fake.write(tmp_path, here, there)
+    views = views_of(PAPER, Tidy.load(tmp_path))
+    assert {view.machines[0] for view in views} == {fake.CPU, "Another CPU"}
+    for view in views:
+        assert len(sizes.sizes(view).rows) == 126 and len(sizes_targets.sizes_start(view).rows) == 126
 
 
 def with_facts(rows: Any, **changed: Any) -> Any:

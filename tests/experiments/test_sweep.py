@@ -30,7 +30,7 @@ from experiments.measures.roofline import Rates
 from experiments.measures.task import RunError
 from experiments.papers import Paper, PaperFileError
 from experiments.progress import Progress
-from experiments.results import Record, Results, hashes
+from experiments.results import Record, Results, hashes, tidy_rows
 from experiments.run_arrays import RunArrays
 from experiments.sources import SOURCES
 from experiments.sweep import Job, Outcome, Sweep
@@ -488,6 +488,7 @@ def test_the_key_depends_on_everything_that_decides_the_result(
         "dataset": (data, "load", lambda *_, **__: dataclasses.replace(invented(), digest="e" * 64)),
         "kernels": (sweep, "environment", lambda _: {"OPENBLAS_CORETYPE": "Another"}),
         "weights": (sweep.weights, "digest", lambda _: "another"),
+        "settings": (provenance, "settings", lambda: {"settings": {"TWINGRAD_VECTOR_BYTES": "32"}}),
     }
     for name, (owner, attribute, replacement) in replaced.items():
         with monkeypatch.context() as context:
@@ -610,6 +611,28 @@ def test_a_race_with_a_step_below_its_limit_is_kept_and_has_failed(
     )
     rows = [row for row in Results(tmp_path).records()[0]["race"] if row["engine"] == "numpy"]
     assert rows, "they are kept"
+    tidy = tidy_rows([record])
+    assert not tidy["race"], "none of its numbers counts"
+    assert {row["engine"]: (row["status"], row["error"]) for row in tidy["runs"]} == {
+        name: ("failed", record["error"]) for name in ("numpy", "torch")
+    }
+    older = record | {"entrants": {name: one | {"error": None} for name, one in record["entrants"].items()}}
+    assert tidy_rows([older])["runs"] == tidy["runs"] and not tidy_rows([older])["race"]
+
+
+def test_a_measure_that_a_study_does_not_define_is_refused(paper: Paper) -> None:
+    for name, lacks in (
+        ("totals", "no totals_engines"),
+        ("sizes", "no sizes_threads"),
+        ("growth", "no growth_engines"),
+    ):
+        for threads in (None, 1):
+            with pytest.raises(PaperFileError, match=f"does not define the measure {name}: .*{lacks}"):
+                sweep.plan(paper, measures=[name], threads=threads)
+    with pytest.raises(PaperFileError, match="does not define the measure sizes: its file has no networks for it"):
+        runs = paper.runs.full.model_copy(update={"sizes_threads": paper.runs.full.race_threads})
+        profiles = paper.runs.model_copy(update={"full": runs})
+        sweep.plan(paper.model_copy(update={"runs": profiles}), measures=["sizes"])
 
 
 def test_titles_and_notes_do_not_change_the_key(paper: Paper, tmp_path: Path) -> None:

@@ -145,6 +145,28 @@ def test_start_up_and_totals_are_held_against_their_targets(fake: ModuleType, vi
     assert "| 12.0 (10.0 to 14.0) | 1.20 × |" in to_markdown(behind)
 
 
+def test_numbers_of_several_threads_are_apart(fake: ModuleType, view_of: ViewOf) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    alone = [
+        row | {"threads": 1, "key": f"{row['key']}-1", "total_seconds": 10 * row["total_seconds"]}
+        for row in rows["totals"]
+    ]
+    rows["totals"] += alone
+    made = totals.sizes_totals(view_of(rows, paper="sizes"))
+    assert [(row["threads"], row["julia_total_s"]) for row in made.rows] == [(2, 6.0)] * 5 + [(1, 60.0)] * 5
+
+
+def test_a_network_that_failed_in_an_engine_is_named(fake: ModuleType, view_of: ViewOf) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    rows["totals"] = [row for row in rows["totals"] if (row["network"], row["engine"]) != ("mnist-cnn", "julia")]
+    for run in rows["runs"]:
+        if (run["key"], run["engine"]) == ("totals-mnist-cnn", "julia"):
+            run |= {"status": "failed", "error": "its process ended\nTraceback"}
+    made = totals.sizes_totals(view_of(rows, paper="sizes"))
+    assert "Missing, whole trainings: TwinGrad Julia: 1 of 5 runs failed: its process ended." in made.notes
+    assert made.rows[2]["network"] == "mnist-cnn" and made.rows[2].get("julia_total_s") is None
+
+
 def test_a_study_that_was_not_run_says_so(view_of: ViewOf) -> None:
     made = totals.sizes_totals(view_of({name: [] for name in COLUMNS}, paper="sizes"))
     assert not made.rows and made.notes == ("Not run: make sizes runs it.",)

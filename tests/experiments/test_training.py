@@ -194,6 +194,7 @@ def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
         (["--curve", "curve.txt"], "--curve: expected a file that ends in .png, .svg, .pdf, or -, found curve.txt"),
         (["--validation", "0.001"], "leaves none of a part"),
         (["--validation", "1"], "--validation"),
+        (["--validation", "nan"], "--validation: expected a share from 0 to below 1, found nan"),
         (["--optimizer", "adam", "--momentum", "0.9"], "adam has no setting 'momentum'"),
         (["--clip-norm", "0"], "clip_norm must be a number above 0"),
         (["--schedule", "step", "--step-factor", "2"], "factor must be above 0 and at most 1"),

@@ -140,6 +140,7 @@ const VECTOR_BYTES = Ref(0)
 function find_vector_bytes()
     given = get(ENV, "TWINGRAD_VECTOR_BYTES", "")
     given in ("0", "32", "64") && return parse(Int, given)
+    isempty(given) || error("TWINGRAD_VECTOR_BYTES=$given: expected 0, 32 or 64")
     Sys.ARCH === :x86_64 && Sys.islinux() || return 0
     flags = try
         first(line for line in eachline("/proc/cpuinfo") if startswith(line, "flags"))
