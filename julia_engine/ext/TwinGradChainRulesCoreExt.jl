@@ -34,6 +34,11 @@ has_derivative(x) = x isa AbstractFloat || x isa AbstractArray{<:AbstractFloat}
 
 function ChainRulesCore.rrule(compiled::TwinGrad.AD.Compiled, args...)
     places = findall(has_derivative, collect(Any, args))
+    for (k, x) in enumerate(args)
+        has_derivative(x) || !any(has_derivative, TwinGrad.AD.flatten(x)[1]) || throw(ConfigurationError("the rule of a " *
+            "compiled function takes numbers and arrays, and argument $k is a $(typeof(x)) that holds some, which would be " *
+            "given no derivative; pass them as arguments"))
+    end
     function of_floats(x...)
         all_args = collect(Any, args)
         all_args[places] .= x

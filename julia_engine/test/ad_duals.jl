@@ -33,6 +33,12 @@ function by_ops(@nospecialize(f), x)
     return found
 end
 
+@testset "copysign at zero has derivative 0 in both modes" begin
+    for b in (1.0, -1.0)
+        @test derivative(x -> copysign(x, b), 0.0) == 0 == grad(x -> copysign(x, b))(0.0)
+    end
+end
+
 @testset "three derivatives of every function of one number" begin
     tried = 0
     for f in sort!([f for f in keys(AD.DOTTED) if f isa Function && applicable(f, 0.3)]; by=string)

@@ -47,6 +47,19 @@ end
     @test w.grad ≈ 4 .* [5.0, 6.0] * [5.0, 6.0]'
 end
 
+@testset "a sorted graph is computed again through views that had to be copied" begin
+    x = Variable([1.0 2 3; 4 5 6])
+    y = sum(reshape(vec(transpose(x)), 2, 3)[1, :] .* [1.0, 2, 3])
+    order = topological_sort(y)
+    @test forward!(order)[] == 1 + 2 * 3 + 3 * 5
+    assign!(x, [0.0 1 0; 1 0 1])
+    @test forward!(order)[] == 0 + 2 * 0 + 3 * 0
+    assign!(x, [1.0 0 1; 0 1 0])
+    @test forward!(order)[] == 1 + 2 * 1 + 3 * 1
+    backward!(order)
+    @test x.grad == [1 0 2; 0 3 0]
+end
+
 @testset "gradients in Flux's form" begin
     @test gradient(x -> sum(x .^ 2), [1.0, 2.0]) == ([2.0, 4.0],)
     @test gradient((x, n) -> sum(x) * n, [1.0, 2.0], 3) == ([3.0, 3.0], nothing)

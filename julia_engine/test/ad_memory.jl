@@ -6,6 +6,15 @@ const LARGE = 4096  # elements: enough for an array to be used again
 
 large(seed, dims...) = 0.5 .+ rand(MersenneTwister(seed), dims...)
 
+@testset "a captured reinterpreted vector that grew is refused" begin
+    bytes = zeros(UInt8, 80)
+    w = reinterpret(Float64, bytes)
+    f = compile(x -> sum(x .* w))
+    @test f(ones(10)) == 0
+    append!(bytes, zeros(UInt8, 10^7))
+    @test error_of(() -> f(ones(10))) isa ReplayError
+end
+
 @testset "values: $name" for (name, f, dims) in (
     ("a chain", x -> sum(sin.(exp.(cos.(x)))), (LARGE,)),
     ("one value read many times", x -> (y = sin.(x); z = y .* y .+ y; sum(z .* y .- z ./ (y .+ 2) .+ y)), (LARGE,)),

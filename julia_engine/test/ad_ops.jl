@@ -360,6 +360,15 @@ end
     @test all(isfinite, slope) && iszero(slope[:, 1]) && !iszero(slope[:, 2:3])
 end
 
+@testset "attention to NaN is NaN, with a mask or without" begin
+    q, k, v = [NaN 1.0; 1 1], ones(2, 2), ones(2, 2)
+    for kinds in ((mask=trues(2, 2),), (bias=zeros(2, 2),), NamedTuple())
+        found = haskey(kinds, :bias) ? scaled_dot_product_attention(q, k, v, kinds.bias) :
+            scaled_dot_product_attention(q, k, v; kinds...)
+        @test all(isnan, value(found)[:, 1]) && value(found)[:, 2] == [1, 1]
+    end
+end
+
 @testset "a window on padding alone of an axis without elements is refused: $pool" for pool in (max_pool, avg_pool)
     for x in (zeros(0, 1, 1), zeros(3, 0, 1, 1), zeros(3, 3, 0, 1, 1))
         @test error_of(() -> pool(Constant(x), 2; padding=1)) isa ShapeError

@@ -84,16 +84,37 @@ end
     end
 end
 
+@testset "nothing is computed in place over a view in another order, reshaped or not" begin
+    x, w, v, u = [1.0 2 3; 4 5 6], reshape(collect(1.0:6), 3, 2, 1), [1.0, 2, 3, 4, 5], collect(5.0:-1:1)'
+    first_ops = (cos, tanh)
+    for g in first_ops
+        programs = (
+            (x, (x -> sum(sin.(reshape(transpose(g.(x)), 3, 2, 1)) .* w))),
+            (x, (x -> sum(sin.(reshape(reshape(transpose(g.(x)), 3, 2, 1), 3, 1, 2)) .* reshape(w, 3, 1, 2)))),
+            (x, (x -> sum(sin.(permutedims(reshape(g.(x), 2, 3, 1), (3, 2, 1))) .* reshape(w, 1, 3, 2)))),
+            (x, (x -> sum(exp.(reshape(reverse(g.(x); dims=1), 1, 2, 3)) .* reshape(w, 1, 2, 3)))),
+            (v, (v -> sum(sin.(transpose(reverse(g.(v)))) .* u))),
+            (v, (v -> sum(softmax(reshape(reverse(g.(v)), 5, 1)) .* transpose(u)))),
+        )
+        for (a, f) in programs
+            @test compile(f)(a) ≈ f(a)
+            @test compile(grad(f))(a) ≈ grad(f)(a)
+        end
+    end
+end
+
 function random_program(random, xs)
     pool = Any[xs[1], xs[2]', xs[3]]
     for _ in 1:rand(random, 3:14)
         a, b = rand(random, pool), rand(random, pool)
-        pick = rand(random, 1:11)
+        pick = rand(random, 1:13)
         push!(pool,
             pick == 1 ? a .+ b : pick == 2 ? a .* b : pick == 3 ? tanh.(a) : pick == 4 ? sigmoid.(a .+ b) :
             pick == 5 ? (a * b') * a ./ 9 : pick == 6 ? vcat(a[1:1, :], b[2:3, :]) : pick == 7 ? relu.(a) :
             pick == 8 ? reshape(reshape(a', 12), 3, 4) : pick == 9 ? softmax(a) .- b :
-            pick == 10 ? a .- mean(a; dims=2) : hcat(a[:, 3:4], tanh.(b[:, 1:2])))
+            pick == 10 ? a .- mean(a; dims=2) : pick == 11 ? hcat(a[:, 3:4], tanh.(b[:, 1:2])) :
+            pick == 12 ? reshape(sin.(reshape(transpose(tanh.(a)), 4, 1, 3)), 4, 3)' :
+            cos.(reshape(reverse(sigmoid.(b); dims=1), 1, 3, 4))[1, :, :])
     end
     return sum(sum(p .* 0.1) for p in pool) + sum(pool[end] .^ 2)
 end

@@ -17,6 +17,17 @@ function rosenbrock_hessian(x)
     return h
 end
 
+@testset "a captured array that is returned is copied" begin
+    c = [1.0, 2.0]
+    for captured in (c, Constant(c))
+        y, _ = vjp(x -> captured, [3.0])
+        y .= 0
+        tangent = jvp(x -> (captured, x), ([3.0],), ([1.0],))
+        tangent[1][1] .= 0
+        @test c == [1, 2]
+    end
+end
+
 @testset "gradients have the structure of their argument" begin
     w, b, c = [1.0 2.0; 3.0 4.0], [5.0, 6.0], 2.0
     loss(p) = sum(p.layers[1]["w"] * p.layers[1]["b"]) * p.scale[1] + sum(p.layers[2])

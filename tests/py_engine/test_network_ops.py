@@ -185,6 +185,13 @@ def test_what_sees_nothing_is_zero_and_has_zero_gradients():
     assert np.isfinite(large).all() and large.dtype == np.float32
 
 
+def test_attention_to_nan_is_nan_with_a_mask_or_without() -> None:
+    q, k, v = np.array([[np.nan, 1.0], [1.0, 1.0]]), np.ones((2, 2)), np.ones((2, 2))
+    for mask in (None, np.ones((2, 2), bool), np.zeros((2, 2))):
+        found = ops.scaled_dot_product_attention(q, k, v, mask).numpy()
+        assert np.isnan(found[0]).all() and (found[1] == 1).all()
+
+
 # Interpolation --------------------------------------------------------------------------------------------
 
 

@@ -262,7 +262,7 @@ const BINARY = (
     (:min, :(min(a, b)), :(share(a < b, a == b, a, y)), :(share(b < a, a == b, b, y))),
     (:rem, :(rem(a, b)), :(one(y)), :(-round((a - y) / b))),
     (:mod, :(mod(a, b)), :(one(y)), :(-round((a - y) / b))),
-    (:copysign, :(copysign(a, b)), :(ifelse(signbit(a) == signbit(b), one(y), -one(y))), :(zero(y))),
+    (:copysign, :(copysign(a, b)), :(sign(a) * sign(y)), :(zero(y))),
     (:flipsign, :(flipsign(a, b)), :(ifelse(signbit(b), -one(y), one(y))), :(zero(y))),
 )
 

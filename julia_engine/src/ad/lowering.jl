@@ -123,6 +123,14 @@ loops(s::Vector{Vector{Int}}) = ntuple(k -> k <= length(s) ? loop(s[k], 0) : NON
 function emit_elementwise!(p::Instructions, name::Symbol, out::Memory, inputs::Vector{Memory}, i::Loop=NONE,
         f::Tuple{Float64,Float64}=(0.0, 0.0))
     T = isempty(inputs) ? out.eltype : inputs[1].eltype
+    if is_dense(out) && all(m -> m.dims == out.dims && is_dense(m), inputs)  # as below, without its lists
+        n = length(out)
+        n == 0 && return nothing
+        each, operands = n == 1 ? NONE : (1, 0, 0, 0), length(inputs) + 1
+        at = ntuple(k -> k == 1 ? out.address : k <= operands ? inputs[k-1].address : NOWHERE, Val(4))
+        emit!(p, T, name, at, NOWHERE, (n, 1, 1, 1), ntuple(k -> k <= operands ? each : NONE, Val(4)), i, f)
+        return nothing
+    end
     operands, strides = Memory[out], Vector{Int}[out.strides]
     for m in inputs
         push!(operands, m)

@@ -47,19 +47,45 @@ function dense_strides(dims::Vector{Int})
     return strides
 end
 
-is_dense(dims::Vector{Int}, strides::Vector{Int}) =
-    all(d -> dims[d] == 1 || strides[d] == prod(dims[1:d-1]), eachindex(dims)) || prod(dims) == 0
+function is_dense(dims::Vector{Int}, strides::Vector{Int})
+    dense, step = true, 1
+    for d in eachindex(dims)
+        dense &= dims[d] == 1 || strides[d] == step
+        step *= dims[d]
+    end
+    return dense || step == 0
+end
 is_dense(m::Memory) = is_dense(m.dims, m.strides)
 
 Base.length(m::Memory) = prod(m.dims)
 
 function new_array(@nospecialize(T::DataType), dims::Vector{Int})
-    T === Float32 && return Array{Float32}(undef, dims...)
-    T === Float64 && return Array{Float64}(undef, dims...)
-    return Array{Int64}(undef, dims...)
+    T === Float32 && return undefined(Float32, dims)
+    T === Float64 && return undefined(Float64, dims)
+    return undefined(Int64, dims)
 end
 
-new_memory(@nospecialize(T::DataType), dims::Vector{Int}) = Memory(new_array(T, dims))
+# With the number of axes in the program the call is found when it is compiled.
+function undefined(::Type{T}, dims::Vector{Int}) where {T}
+    n = length(dims)
+    n == 0 && return Array{T}(undef)
+    n == 1 && return Array{T}(undef, dims[1])
+    n == 2 && return Array{T}(undef, dims[1], dims[2])
+    n == 3 && return Array{T}(undef, dims[1], dims[2], dims[3])
+    n == 4 && return Array{T}(undef, dims[1], dims[2], dims[3], dims[4])
+    return Array{T}(undef, dims...)
+end
+
+"""Memory for values to come; nobody changes its `dims`, which tensors share."""
+new_memory(@nospecialize(T::DataType), dims::Vector{Int}) = memory_of(new_array(T, dims), T, dims)
+
+function memory_of(@nospecialize(array), @nospecialize(T::DataType), dims::Vector{Int})
+    strides = ones(Int, length(dims))
+    for d in 2:length(dims)
+        strides[d] = strides[d-1] * dims[d-1]
+    end
+    return Memory(array, start_of(array), T, dims, strides)
+end
 
 """
 Whether the elements still are where they were: a vector of the user's moves when it grows (`push!`, `append!`), and its
@@ -70,6 +96,7 @@ function is_there(m::Memory)
     owner isa Vector{Float64} && return lies_in(m, owner)
     owner isa Vector{Float32} && return lies_in(m, owner)
     owner isa Vector{Int64} && return lies_in(m, owner)
+    owner isa Vector && return Base.invokelatest(lies_in, m, owner)::Bool  # reinterpreted: compiled where one occurs
     return true
 end
 
@@ -143,12 +170,12 @@ function new_memory(@nospecialize(T::DataType), dims::Vector{Int}, reuse::Reuse)
     array = spare === nothing || isempty(spare) ? new_array(T, dims) : pop!(spare)
     reuse.uses[array] = 0
     push!(reuse.fresh, array)
-    return Memory(array)
+    return memory_of(array, T, dims)
 end
 
 """One gradient more that lies in this memory waits to be read; or, with -1, one less."""
 function waits!(reuse::Union{Nothing,Reuse}, m::Union{Nothing,Memory}, more::Int=1)
-    (reuse === nothing || m === nothing) && return nothing
+    (reuse === nothing || m === nothing || isempty(reuse.uses)) && return nothing
     count = get(reuse.uses, m.root, nothing)
     count === nothing || (reuse.uses[m.root] = count + more)  # else it is not from here
     return nothing
@@ -156,7 +183,7 @@ end
 
 """A node is done: take back its gradient's memory and all that was handed out meanwhile, where no gradient waits in it."""
 function recycle!(reuse::Union{Nothing,Reuse}, g::Union{Nothing,Memory})
-    (reuse === nothing || g === nothing) && return nothing
+    (reuse === nothing || g === nothing || isempty(reuse.uses)) && return nothing
     for array in push!(reuse.fresh, g.root)
         get(reuse.uses, array, nothing) === 0 || continue
         delete!(reuse.uses, array)

@@ -49,9 +49,15 @@ Which of `n` inputs the rules of input `k` read in either mode, as `reads[i, k]`
 tracing the rules, once for an op: what a rule reads may not depend on sizes or attributes. A rule that needs values reads all.
 """
 function operands_read(node::Tensor)
-    op = node.op::Op
-    return get!(() -> traced_reads(node), op.reads, length(node.inputs))
+    op, n = node.op::Op, length(node.inputs)
+    known = lock(() -> get(op.reads, n, nothing), READS_LOCK)
+    known === nothing || return known::Matrix{Bool}
+    reads = traced_reads(node)
+    return lock(() -> get!(op.reads, n, reads), READS_LOCK)::Matrix{Bool}
 end
+
+"""Of the ops' `reads`, which tasks on several threads may look up and add to."""
+const READS_LOCK = ReentrantLock()
 
 function traced_reads(node::Tensor)
     op, n = node.op::Op, length(node.inputs)

@@ -311,7 +311,13 @@ leaves with `assign!` in between.
 function forward!(order::Vector{Tensor})
     for x in order
         op = x.op
-        (op === nothing || op.view !== nothing) && continue
+        op === nothing && continue
+        if op.view !== nothing
+            # A view sees what it is of, but for a layout that has none, which is copied.
+            op.several || x.data.root === x.inputs[1].data.root ||
+                (x.data = compute(op, Memory[x.inputs[1].data::Memory], x.dims, x.eltype, x.attrs))
+            continue
+        end
         out = op.several ? Memory[y.data::Memory for y in x.results] : x.data::Memory
         compute!(op, out, Memory[a.data::Memory for a in x.inputs], x.attrs)
         isempty(x.stamps) || (x.stamps = stamps_of(x))

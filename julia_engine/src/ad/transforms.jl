@@ -94,6 +94,9 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
         end
         found, result = flatten(f(given...))
         outputs = Tensor[as_output(x, name) for x in found]
+        for y in outputs  # a leaf that is returned as it is: an array that the function captures
+            y.op === nothing && y.data !== nothing && !any(x -> x === y, variables) && push!(theirs, (y.data::Memory).root)
+        end
         order, below = sort_and_look_below(outputs, level)
         plain = plain && (isempty(below) || !kept || !depend_on_a_leaf(below))
         Call(name, variables, arguments, moving, outputs, result, plain, theirs, level, order, now.trace,

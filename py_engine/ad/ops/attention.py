@@ -9,7 +9,7 @@ import numpy as np
 from py_engine.ad.op import as_tensor, as_tensors
 from py_engine.ad.ops import reduction
 from py_engine.ad.ops.arguments import flag
-from py_engine.ad.ops.elementary import BOOL, greater, logical_and, where
+from py_engine.ad.ops.elementary import BOOL, logical_and, not_equal, where
 from py_engine.ad.ops.linalg import matmul
 from py_engine.ad.ops.reduction import softmax
 from py_engine.ad.ops.shape import swapaxes
@@ -71,5 +71,5 @@ def scaled_dot_product_attention(
     if seen is not None:
         scores = where(seen, scores, -np.inf)
     # The softmax of minus infinities is NaN.
-    sees_any = greater(reduction.max(scores, -1, keepdims=True), -np.inf)
+    sees_any = not_equal(reduction.max(scores, -1, keepdims=True), -np.inf)  # NaN is seen, and gives NaN
     return matmul(where(sees_any, softmax(where(sees_any, scores, 0), -1), 0), value)

@@ -654,8 +654,13 @@ function described(e::Equation, number::Dict{Tensor,Int}, made::Made, outputs::S
         a = e.inputs[i]
         # One array may be two operands, of which only one may be overwritten.
         any(j -> e.inputs[j] === a && !(j in op.overwrites), eachindex(e.inputs)) && continue
-        before = op_of(a, made)
-        a.dims == x.dims && a.eltype === x.eltype && (before === nothing || before === RESHAPE || before.view === nothing) &&
+        # A view may lie in its memory in another order, and so may what only reshapes one.
+        base = a
+        while op_of(base, made) === RESHAPE
+            base = made[base].inputs[1]
+        end
+        before = op_of(base, made)
+        a.dims == x.dims && a.eltype === x.eltype && (before === nothing || before.view === nothing) &&
             push!(may_overwrite, number[a])
     end
     parts = techniques.place_parts ? Int[number[a] for a in placeable(e, made, whole, regions)] : Int[]

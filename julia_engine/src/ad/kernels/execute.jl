@@ -66,6 +66,16 @@ function kernel(name::Symbol, single::Bool)
     end
 end
 
+"""The same where it was asked for before, else `C_NULL`."""
+function known_address(name::Symbol, single::Bool)
+    lock(ADDRESSES_LOCK)
+    try
+        return get(ADDRESSES, (name, single), C_NULL)
+    finally
+        unlock(ADDRESSES_LOCK)
+    end
+end
+
 for (name, f) in (:neg => :-, :square => :square, :reciprocal => :inv, :exp => :fast_exp, :expm1 => :fast_expm1,
     :log => :fast_log, :log1p => :fast_log1p, :sqrt => :fast_sqrt, :arcsin => :plain_asin, :arccos => :plain_acos,
     :arctan => :plain_atan, :sinh => :plain_sinh, :cosh => :plain_cosh, :tanh => :fast_tanh,
@@ -288,7 +298,7 @@ the calls in which the time goes by.
 function multiplications_per_call(p::Instructions)
     total, weighted = 0.0, 0.0
     for (instructions, single) in ((p.f32, true), (p.f64, false))
-        product = get(ADDRESSES, (:matmul, single), C_NULL)
+        product = known_address(:matmul, single)
         for x in instructions
             x.kernel == product || continue
             m, n, k, stacked = x.n

@@ -13,9 +13,9 @@ const SHARED_ROWS = 64
 """Columns of which one thread computes all: two tiles of the usual width."""
 const SHARED_COLUMNS = 12
 
-product_address(::Type{T}) where {T} = get(ADDRESSES, (:matmul, T === Float32), C_NULL)
+product_address(::Type{T}) where {T} = known_address(:matmul, T === Float32)
 tile_addresses(::Type{T}) where {T} =
-    Ptr{Cvoid}[ADDRESSES[name, T === Float32] for (name, _, _) in TILES if haskey(ADDRESSES, (name, T === Float32))]
+    filter!(address -> address != C_NULL, Ptr{Cvoid}[known_address(name, T === Float32) for (name, _, _) in TILES])
 
 """Addresses of the kernels that multiply matrices: BLAS's, then those of tiles."""
 products(::Type{T}) where {T} = Ptr{Cvoid}[product_address(T); tile_addresses(T)]

@@ -25,7 +25,7 @@ function scaled_dot_product_attention(@nospecialize(query), @nospecialize(key), 
     seen === nothing || (scores = choose(seen, scores, -Inf))
     bias === nothing && mask === nothing && return matmul(v, softmax(scores))  # each query sees a key
     # The softmax of minus infinities is NaN.
-    sees_any = GREATER(maximum(scores; dims=1), -Inf)
+    sees_any = NOT_EQUAL(maximum(scores; dims=1), -Inf)  # NaN is seen, and gives NaN
     return matmul(v, choose(sees_any, softmax(choose(sees_any, scores, 0)), 0))
 end
 

@@ -279,13 +279,15 @@ end
 
 function counted_layers(dims::Vector{Int}, indices::Vector{Index})
     counts = zeros(Float32, dims...)
-    memory = Memory(counts)
+    memory, one = Memory(counts), Memory(fill(1.0f0))
     for index in indices
         part = view_slice(memory, index)
         one_more = Memory(counts, part.address, Float32, part.dims, part.strides)
         code = Instructions()
-        emit_elementwise!(code, :add, one_more, Memory[one_more, Memory(fill(1.0f0))])
-        GC.@preserve counts code execute!(code)
+        GC.@preserve counts one begin  # instructions have addresses alone
+            emit_elementwise!(code, :add, one_more, Memory[one_more, one])
+            execute!(code)
+        end
     end
     return Int(minimum(counts)), Int(maximum(counts))
 end
