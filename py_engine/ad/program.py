@@ -48,8 +48,8 @@ class Program:
 
     @property
     def random(self) -> str | None:
-        """The name of an op that draws anew whenever it is computed, if there is one."""
-        return next((equation.op.name for equation in self.equations if equation.op.random), None)
+        """The name of an op that draws anew whenever it is computed, if there is one, in loops and branches too."""
+        return next(filter(None, (drawing(equation.op, equation.attrs) for equation in self.equations)), None)
 
     @property
     def checks(self) -> bool:
@@ -67,6 +67,13 @@ class Program:
         used = [i < first or id(x) in read for i, x in enumerate(self.inputs)]
         inputs = tuple(x for x, keep in zip(self.inputs, used, strict=True) if keep)
         return Program(inputs, self.equations, self.outputs, self.watched), used
+
+
+def drawing(op: Op, attrs: Mapping[str, Any]) -> str | None:
+    """The name of the op that draws random numbers: this one, or one in the loop or branches among its attributes."""
+    if op.random:
+        return op.name
+    return next(filter(None, (getattr(value, "drawing", None) for value in attrs.values())), None)
 
 
 # Tracing --------------------------------------------------------------------------------------------------
@@ -136,7 +143,16 @@ def close_over(
     """
     collected = equations_of(nodes)
     inner = {id(x) for x in inputs} | {id(x) for step in collected for x in step.outputs}
-    steps = [x for x in _needed_equations(collected, outputs, checks) if redraw or not x.op.random]
+    steps = []
+    for step in _needed_equations(collected, outputs, checks):
+        name = None if redraw else drawing(step.op, step.attrs)
+        if name is None:
+            steps.append(step)
+        elif not step.op.random and any(x.requires_grad for x in step.inputs):
+            raise TraceError(
+                f"a loop or a branch that draws random numbers ({name}) is differentiated where they are kept and not "
+                "drawn again; draw them before and pass them in"
+            )
     made = {id(x) for x in inputs} | {id(x) for step in steps for x in step.outputs}
     captured: dict[int, Tensor] = {}
     for x in (*(a for step in steps for a in step.inputs), *outputs):

@@ -19,6 +19,7 @@ from py_engine.ad import ops
 from py_engine.ad.containers import LEAF, Structure, flatten, flatten_as, paths, unflatten
 from py_engine.ad.forward import push_forward
 from py_engine.ad.memory import keep_freed_memory
+from py_engine.ad.mutation import watch_setting
 from py_engine.ad.op import as_tensor, shared_number
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.reverse import Path, depend_on_a_leaf, gradients, path_between, variable
@@ -272,6 +273,8 @@ def alike(values: Sequence[Any], tensors: Sequence[Tensor], structure: Structure
     result = []
     for k, (value, like) in enumerate(zip(values, tensors, strict=True)):
         x = value if isinstance(value, Tensor) or value.__class__ is np.ndarray else plain_array(value)
+        if isinstance(value, list):  # which is copied
+            watch_setting(value)
         if x.dtype != like.dtype and not isinstance(value, (Tensor, np.ndarray)) and x.dtype.kind in "fiu":
             x = x.astype(like.dtype)
         if x.dtype != like.dtype:

@@ -21,7 +21,7 @@ from py_engine.ad.op import Call, Check, Op, Shape, as_tensor, c_ordered, descri
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.blocks import same_scratch
 from py_engine.ad.ops.shape import all_mapped, for_each, leading
-from py_engine.ad.program import Program, close_over, nested_trace, traced, without_inner
+from py_engine.ad.program import Program, close_over, drawing, nested_trace, traced, without_inner
 from py_engine.ad.reverse import unbroadcast
 from py_engine.ad.state import LEVELS, STATE, entering, inside_transform, restoring
 from py_engine.ad.tensor import Array, Node, Tensor, plain_array, real_array
@@ -241,7 +241,7 @@ def _applied(
     op: Op, samples: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
 ) -> tuple[Sequence[Tensor], Sequence[bool]]:
     """Return the results of an op for all samples, and which of them are mapped."""
-    if op.random and not all(mapped):  # each sample draws its own
+    if not all(mapped) and drawing(op, attrs):  # each sample draws its own
         inputs, mapped = all_mapped(samples, mapped, inputs), [True] * len(inputs)
     if not any(mapped):
         results = op.apply_several(tuple(inputs), attrs) if op.several else (op.apply(tuple(inputs), attrs),)

@@ -181,7 +181,8 @@ class Trainer:
             The loss of each step, before its update.
 
         Raises:
-            ShapeError, LabelError: the data or the rates do not suit the model; nothing was trained.
+            ShapeError, LabelError, ConfigurationError: the data or the rates do not suit the model; nothing was
+                trained.
             NonFiniteError: a loss or gradient became NaN or infinite; names the step, from 1 on, and the op and layer
                 that first produced it. The parameters are those before that step.
         """
@@ -194,6 +195,8 @@ class Trainer:
         steps_rates = None if rates is None else np.asarray(rates, np.float64)
         if steps_rates is not None and steps_rates.shape != found.shape:
             raise ShapeError(f"expected a learning rate for each of {len(found)} steps, got shape {steps_rates.shape}")
+        if steps_rates is not None and not (np.isfinite(steps_rates) & (steps_rates >= 0)).all():
+            raise ConfigurationError(f"learning rates must be finite numbers >= 0, got {steps_rates}")
         # Both are planned first: a batch that the model can't take is an error before anything is trained. The whole
         # one comes first: streams of dropout layers are numbered in that order.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}

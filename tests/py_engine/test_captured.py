@@ -128,3 +128,23 @@ def test_a_mask_that_is_changed_back_is_what_was_traced():
         function(X)
     mask[0] = True
     np.testing.assert_array_equal(function(2 * X), 2 * X[mask])
+
+
+def test_the_order_of_captured_edges_may_change():
+    edges, x = np.array([0.0, 1.0, 2.0]), np.array([0.5, 1.5])
+    function = pe.compile(lambda x: np.digitize(x, edges))
+    np.testing.assert_array_equal(function(x), [1, 2])
+    edges[:] = [2, 1, 0]
+    np.testing.assert_array_equal(function(x), np.digitize(x, edges))
+
+
+def test_captured_shares_and_lists_that_change_are_seen_or_refused():
+    shares, tangent, x = np.array([0.25, 0.75]), [1.0, 0.0], np.arange(9.0)
+    quantiles = pe.compile(lambda x: pe.ops.quantile(x, shares))
+    pushed = pe.compile(lambda x: pe.jvp(np.sin, (x[:2],), (tangent,))[1])
+    np.testing.assert_array_equal(quantiles(x), [2, 6])
+    np.testing.assert_array_equal(pushed(0 * x), [1, 0])
+    shares[:], tangent[0] = 0.5, 5.0
+    for function in (quantiles, pushed):
+        with pytest.raises(ReplayError, match="was changed since it was traced"):
+            function(x)

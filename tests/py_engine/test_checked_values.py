@@ -304,3 +304,55 @@ def test_a_tape_checks_an_array_once_for_all_ops(make, rng):
     calls = [call.func for step in tape.instructions for call in step.calls if isinstance(call, partial)]
     assert sum(function in CHECKS for function in calls) == 1
     assert sum(step.equation.op.checks is not None for step in tape.instructions) == 2  # the op and its gradient
+
+
+# What functions of numpy's names refuse ------------------------------------------------------------------------------
+
+RANGE = "the range of bins"
+REFUSED = {
+    "average": (lambda x, w: np.average(x, weights=w), np.ones(3), np.zeros(3), "the weights sum to zero"),
+    "cov, fweights": (lambda x, w: np.cov(x, fweights=w), np.arange(3.0), np.array([1, -1, 2]), "must not be negative"),
+    "cov, aweights": (lambda x, w: np.cov(x, aweights=w), np.arange(3.0), np.zeros(3), "the weights sum to zero"),
+    "cov, halves": (lambda x, w: np.cov(x, fweights=w), np.arange(3.0), np.full(3, 0.5), "must be whole numbers"),
+    "histogram": (lambda x, b: np.histogram(x, bins=b)[0], np.arange(3.0), np.array([2.0, 0.0, 1.0]), "must not fall"),
+    "histogram, range": (
+        *(lambda x, r: np.histogram(x, 3, range=(r[0], r[1]))[0], np.arange(3.0), np.array([1.0, 0.0])),
+        f"{RANGE} falls",
+    ),
+    "histogram, infinite": (lambda x, _: np.histogram(x, 3)[0], np.array([0.0, np.inf]), np.ones(1), RANGE),
+    "digitize": (np.digitize, np.array([0.5]), np.array([0.0, 2.0, 1.0]), "must rise, or fall"),
+    "quantile": (
+        *(
+            lambda x, w: np.quantile(x, 0.5, weights=w, method="inverted_cdf"),
+            np.arange(3.0),
+            np.array([1.0, -1.0, 1.0]),
+        ),
+        "none negative",
+    ),
+    "interp": (lambda x, p: np.interp(x, x, x, period=p), np.arange(3.0), np.zeros(()), "other than 0"),
+    "geomspace": (lambda x, _: np.geomspace(x[0], 1.0, 3), np.zeros(2), np.ones(1), "cannot begin or end with zero"),
+}
+"""A call, two arguments of which it refuses the values, and the message."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_functions_of_numpy_s_names_refuse_are_refused_in_replays_and_by_vmap(name):
+    call, x, other, message = REFUSED[name]
+    with pytest.raises(EngineError, match=message):
+        call(pe.tensor(x), other)
+    with pytest.raises(EngineError, match=message):
+        pe.compile(call)(x, other)
+    with pytest.raises(EngineError, match=message):
+        pe.vmap(call)(np.stack([x, x]), np.stack([other, other]))
+
+
+def test_a_replay_refuses_values_that_its_trace_did_not_have():
+    mean = pe.compile(lambda x, w: np.average(x, weights=w))
+    assert mean(np.arange(3.0), np.ones(3)) == 1
+    with pytest.raises(EngineError, match="average: the weights sum to zero"):
+        mean(np.arange(3.0), np.zeros(3))
+    places = pe.compile(np.digitize)
+    for edges in ([0.0, 1.0, 2.0], [2.0, 1.0, 0.0]):
+        np.testing.assert_array_equal(places(np.array([0.5, 1.5]), np.array(edges)), np.digitize([0.5, 1.5], edges))
+    both = pe.vmap(np.digitize)(np.array([[0.5], [0.5]]), np.array([[0.0, 1.0], [1.0, 0.0]]))
+    np.testing.assert_array_equal(both, [[1], [1]])

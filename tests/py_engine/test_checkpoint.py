@@ -203,3 +203,59 @@ def test_an_eager_gradient_holds_less():
 def test_what_is_no_function_is_refused():
     with pytest.raises(ConfigurationError, match="checkpoint: expected a function first, got ndarray"):
         pe.checkpoint(block(X))
+
+
+# Random numbers that loops and branches draw -------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+
+
+DRAWING = {
+    "scan": lambda: pe.scan(lambda c, _: (pe.ops.dropout(c, 0.5, RNG), None), np.ones(64), length=1)[0],
+    "while": lambda: pe.while_loop(
+        lambda c: c[0] < 1, lambda c: (c[0] + 1, pe.ops.dropout(c[1], 0.5, RNG)), (np.array(0), np.ones(64))
+    )[1],
+    "cond": lambda: pe.cond(np.array(True), lambda x: pe.ops.dropout(x, 0.5, RNG), lambda x: x, np.ones(64)),
+    "scan in scan": lambda: pe.scan(
+        lambda c, _: (c * pe.scan(lambda d, _: (pe.ops.dropout(d, 0.5, RNG), None), c, length=1)[0], None),
+        np.ones(64),
+        length=1,
+    )[0],
+}
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_what_a_loop_or_branch_draws_in_a_checkpoint_is_kept(kind):
+    noise = DRAWING[kind]
+
+    def both(x):
+        y, back = pe.vjp(pe.checkpoint(lambda x: x * noise()), x)
+        return y, back(np.ones(64))[0]
+
+    for run in (both, pe.compile(both)):
+        y, g = run(np.ones(64))
+        np.testing.assert_array_equal(y, g)
+        assert len(np.unique(np.asarray(y))) > 1, "some were dropped, others not"
+
+
+def test_a_differentiated_loop_that_draws_is_refused_in_a_checkpoint():
+    def loop(x):
+        return pe.scan(lambda c, _: (pe.ops.dropout(c, 0.5, RNG), None), x, length=2)[0]
+
+    with pytest.raises(pe.TraceError, match="draws random numbers"):
+        pe.grad(lambda x: pe.checkpoint(loop)(x).sum())(np.ones(8))
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_a_derivative_of_a_loop_in_which_another_one_draws_is_refused(kind):
+    def loop(x):
+        return pe.scan(lambda c, _: (c * DRAWING[kind](), None), x, length=1)[0]
+
+    with pytest.raises(pe.TraceError, match="draws random numbers"):
+        pe.grad(lambda x: loop(x).sum())(np.ones(64))
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_each_sample_has_its_own_draws_of_a_loop_or_branch(kind):
+    z = np.asarray(pe.vmap(lambda x: x * DRAWING[kind]())(np.ones((4, 64))))
+    assert len({row.tobytes() for row in z}) == 4

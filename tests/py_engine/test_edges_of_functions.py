@@ -288,3 +288,48 @@ def test_points_outside_of_a_table_leave_the_slopes_of_the_others(x, xp, fp, by_
     for find in (lambda f: f, pe.compile):
         np.testing.assert_allclose(find(pe.grad(lambda fp: np.sum(np.interp(x, xp, fp))))(fp), by_fp)
         assert np.isfinite(find(pe.grad(lambda x: np.sum(np.interp(x, xp, fp))))(x)).all()
+
+
+def test_clip_with_one_bound_of_a_wider_dtype_is_numpy_s():
+    for x, low, high in (
+        (np.array([1, 2], np.uint8), np.array([300, 0], np.int16), None),
+        (np.array([1, 2], np.uint8), None, np.array([-300, 0], np.int16)),
+        (np.array([1], np.int8), np.int64(1000), None),
+        (np.array([1, 2], np.int32), None, 1),
+        (np.array([1, 2], np.uint64), np.array([0.5, 3.5]), None),
+    ):
+        found, expected = np.clip(pe.tensor(x), low, high).numpy(), np.clip(x, low, high)
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+
+
+def test_the_condition_of_a_matrix_of_zeros_is_infinite_and_that_of_nan_is_nan():
+    zeros, mixed = np.zeros((2, 2)), np.stack([np.zeros((2, 2)), np.eye(2), np.full((2, 2), np.nan)])
+    for p in (None, 2, -2):
+        assert np.linalg.cond(pe.tensor(zeros), p).item() == np.inf
+    found = np.linalg.cond(pe.tensor(mixed[:2])).numpy()
+    np.testing.assert_array_equal(found, [np.inf, 1])
+
+
+def test_a_step_of_no_numbers_is_nan():
+    assert np.isnan(np.linspace(pe.tensor(0.0), 1.0, 0, retstep=True)[1].item())
+    assert np.isnan(np.linspace(pe.tensor(0.0), 1.0, 1, retstep=True)[1].item())
+
+
+@pytest.mark.parametrize("deg", [False, True])
+def test_the_angle_of_float32_is_float32(deg):
+    x = np.array([1, -1, 0, -0.0, np.nan], np.float32)
+    found, expected = np.angle(pe.tensor(x), deg=deg).numpy(), np.angle(x, deg=deg)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype == np.float32
+
+
+@pytest.mark.parametrize("mode", ["wrap", "clip"])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.int64])
+def test_small_positions_reach_into_long_axes(mode, dtype):
+    x, index = np.arange(300.0), np.array([5, 100], dtype)
+    np.testing.assert_array_equal(np.take(pe.tensor(x), index, mode=mode).numpy(), np.take(x, index, mode=mode))
+    choices = [np.full(2, float(k)) for k in range(30)]
+    small = np.array([3, 29], dtype)
+    found = np.choose(small, [pe.tensor(c) for c in choices], mode=mode).numpy()
+    np.testing.assert_array_equal(found, np.choose(small, choices, mode=mode))

@@ -353,9 +353,13 @@ class Tape:
 
         Returns None when every result is finite. Inputs and parameters must be those of the run in question.
         """
+        # What a program reads an infinite number for, such as to mask by it, may be infinite, too.
+        infinite = {id(x) for x in self.values if isinstance(x, Literal) and np.isinf(x.data).any()}
         with np.errstate(all="ignore"):
             for x in self.values:
-                if x.data is not None and x.dtype.kind == "f" and not np.isfinite(x.data).all():
+                if isinstance(x, Literal) or x.data is None or x.dtype.kind != "f":
+                    continue
+                if not np.isfinite(x.data).all():
                     return NonFiniteError(f"{x.name or 'a captured tensor'} holds NaN or Inf")
             for i, array in enumerate(self.inputs):
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -363,8 +367,12 @@ class Tape:
             for step in self.instructions:
                 for call in step.calls:
                     call()
+                masked = any(id(x) in infinite for x in step.equation.inputs)
                 for out in step.outs:
                     if out.dtype.kind != "f" or np.isfinite(out).all():
+                        continue
+                    if masked and not np.isnan(out).any():
+                        infinite.update(map(id, step.equation.outputs))
                         continue
                     return NonFiniteError(
                         f"op {described(step.equation)} was the first to give NaN or Inf (result of shape {out.shape})"

@@ -306,6 +306,11 @@ class Loop:
         return len(self.results) - self.carries - self.sums
 
     @property
+    def drawing(self) -> str | None:
+        """The name of an op of the body that draws random numbers, if there is one."""
+        return self.body.random
+
+    @property
     def checks(self) -> bool:
         """Whether the body accepts only some values, and no other loop checks them."""
         return not self.derived and self.body.checks

@@ -121,6 +121,11 @@ class While:
         return len(self.steps.body.inputs) - self.steps.carries
 
     @property
+    def drawing(self) -> str | None:
+        """The name of an op of the body or the test that draws random numbers, if there is one."""
+        return self.steps.drawing or self.test.random
+
+    @property
     def checks(self) -> bool:
         """Whether the body or the test accepts only some values."""
         return self.steps.checks or self.test.checks

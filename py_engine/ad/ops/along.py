@@ -7,7 +7,7 @@ elements' places; of equal ones the first in the array comes first. NaN comes la
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from py_engine.ad.mutation import watch_setting
 from py_engine.ad.op import (
     Call,
     Op,
@@ -424,10 +425,9 @@ def weighted_quantile(
     if not rows.shape[-1]:
         raise ShapeError(f"{function}: there is no quantile of no elements")
     w, _, _ = rows_of(function, w, axis)
-    if w.data is not None:
-        total = w.data.sum(-1)
-        if (w.data < 0).any() or not (np.isfinite(total) & (total > 0)).all():
-            raise ConfigurationError(f"{function}: weights must be finite, none negative, and not all zero")
+    message = "weights must be finite, none negative, and not all zero"
+    for values, rule in ((w, "not negative"), (sum(w, -1), "finite"), (sum(w, -1), "no zero")):
+        check_values(function, values, rule, message)
     order = ARGSORT(rows, axis=rows.ndim - 1)
     sorted_rows, w = take_along_axis(rows, order, -1), take_along_axis(w, order, -1)
     if skip_nan:
@@ -460,6 +460,7 @@ def quantile_of(
     function: str, a: Any, q: Any, axis: Axis, method: Any, keepdims: bool, weights: Any = None, skip_nan: bool = False
 ) -> Tensor:
     """The quantiles of the function `function`; `skip_nan` leaves out elements that are NaN."""
+    watch_setting(q)
     if method not in METHODS:
         raise ConfigurationError(f"{function}: method must be one of {', '.join(METHODS)}, got {method!r}")
     if weights is not None:
@@ -578,6 +579,33 @@ SHARES: Op = replace(
     simplify=None,
     doc="shares of a quantile, which lie between 0 and the attribute `most`",
 )
+
+
+RULES: dict[str, Callable[[Array], bool]] = {
+    "no zero": lambda x: bool(x.all()),
+    "not negative": lambda x: bool((x >= 0).all()),
+    "whole": lambda x: bool((x == np.round(x)).all()),
+    "finite": lambda x: bool(np.isfinite(x).all()),
+    "rising": lambda x: bool((x[..., :-1] <= x[..., 1:]).all()),
+    "strictly rising": lambda x: bool((x[..., :-1] < x[..., 1:]).all()),
+    "monotonic": lambda x: bool(
+        ((x[..., :-1] <= x[..., 1:]).all(-1) | (x[..., :-1] >= x[..., 1:]).all(-1)).all()  # each row by itself
+    ),
+}
+"""What functions of numpy's names ask of values, by its name, of a vector along the last axis."""
+
+
+def _check_values(values: Array, rule: str, message: str, where: str) -> None:
+    if not RULES[rule](values):
+        raise ConfigurationError(f"{where}: {message}")
+
+
+CHECK_VALUES = check_op("check_values", _check_values, leading)
+
+
+def check_values(function: str, x: Tensor, rule: str, message: str) -> None:
+    """Raise ConfigurationError where the values of `x` break one of the `RULES`; in a trace, in each replay."""
+    CHECK_VALUES.apply((x,), {"of": function, "rule": rule, "message": message})
 
 
 def shares_of(function: str, q: Any, most: int) -> Any:

@@ -38,6 +38,7 @@ from py_engine.ad.ops.elementary import (
     astype,
     equal,
     greater,
+    isnan,
     logical_and,
     logical_not,
     not_equal,
@@ -835,7 +836,10 @@ def _cond(x: Operand, p: Any = None) -> Tensor:
         raise ShapeError("cond: there is no condition number of no elements")
     if p is None or p in (2, -2):
         singular = _thin_svd(a)[1]
-        return singular[..., 0] / singular[..., -1] if p != -2 else singular[..., -1] / singular[..., 0]
-    return _matrix_norm(a, p, (a.ndim - 2, a.ndim - 1), False) * _matrix_norm(
-        INV(a), p, (a.ndim - 2, a.ndim - 1), False
-    )
+        found = singular[..., 0] / singular[..., -1] if p != -2 else singular[..., -1] / singular[..., 0]
+    else:
+        axes = (a.ndim - 2, a.ndim - 1)
+        found = _matrix_norm(a, p, axes, False) * _matrix_norm(INV(a), p, axes, False)
+    # NaN is that of 0 / 0, a matrix of zeros, unless the matrix holds one.
+    holds_nan = not_equal(max(astype(isnan(a), a.dtype), (a.ndim - 2, a.ndim - 1)), 0)
+    return where(logical_and(isnan(found), logical_not(holds_nan)), np.inf, found)

@@ -473,8 +473,8 @@ def clip(
         raise DTypeError("clip: expected numbers, got truth values; convert with astype()")
     if low is None or high is None:
         given = [bound for bound in (low, high) if bound is not None]
-        whole_numbers = all(part.dtype.kind in "iu" for part in as_tensors((x, *given)))
-        least, most = (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max) if whole_numbers else (-np.inf, np.inf)
+        common = np.result_type(*[part.dtype for part in as_tensors((x, *given))])
+        least, most = (np.iinfo(common).min, np.iinfo(common).max) if common.kind in "iu" else (-np.inf, np.inf)
         low, high = least if low is None else low, most if high is None else high
     return CLIP(x, low, high)
 

@@ -339,6 +339,8 @@ def take(a: Operand, indices: Operand, axis: int | None = None, out: None = None
     if index.size == 0 and not isinstance(indices, (Tensor, np.ndarray)):
         index = Tensor(np.zeros(index.shape, np.intp))
     index = _positions("take", index, isinstance(indices, (int, np.integer)))
+    if mode != "raise" and index.dtype.itemsize < 8:  # which may not hold the length of the axis
+        index = astype(index, np.intp)
     if mode == "wrap":
         index = TABLE["mod"](index, Tensor(np.array(x.shape[axis], index.dtype)))
     elif mode == "clip":

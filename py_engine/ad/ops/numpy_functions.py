@@ -22,7 +22,7 @@ from py_engine.ad.op import (
     in_one_dtype,
     infer_number,
 )
-from py_engine.ad.ops.along import SEARCHSORTED, argsort, cumprod, cumsum, diff, sort
+from py_engine.ad.ops.along import SEARCHSORTED, argsort, check_values, cumprod, cumsum, diff, sort
 from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, same_dtype, whole, wholes
 from py_engine.ad.ops.decompositions import inv, solve
 from py_engine.ad.ops.elementary import (
@@ -202,7 +202,8 @@ def _imag(val: Operand) -> Tensor:
 @implements(np.angle, constant=True)
 def _angle(z: Operand, deg: bool = False) -> Tensor:
     (x,) = as_reals(z)
-    return stop_gradient(where(isnan(x), x, where(less(copysign(1, x), 0), 180.0 if deg else math.pi, 0.0)))
+    half_turn, none = (Literal(np.asarray(angle, x.dtype)) for angle in (180.0 if deg else math.pi, 0.0))
+    return stop_gradient(where(isnan(x), x, where(less(copysign(1, x), 0), half_turn, none)))
 
 
 @implements(np.isreal, constant=True)
@@ -664,8 +665,9 @@ def _interp(
 def _over_a_period(at: Tensor, places: Tensor, values: Tensor, period: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return all places within one period from 0; the known ones in order, with a neighbour at either end."""
     _, length = as_floats(at, period)
-    if length.ndim or (length.data is not None and not length.data):
+    if length.ndim:
         raise ConfigurationError(f"interp: the period must be a number other than 0, got {period!r}")
+    check_values("interp", length, "no zero", "the period must be a number other than 0")
     length = NUMPY[np.abs](length)
     at, places = (NUMPY[np.mod](x, length) for x in (at, places))
     order = NUMPY[np.argsort](places)
@@ -716,7 +718,7 @@ def _linspace(
     if flag(endpoint) and count > 1:
         found = concatenate([part_of(found, 0, 0, count - 1), expand_dims(broadcast_to(last, width.shape), 0)])
     found = moveaxis(found, 0, axis_of(axis, found.ndim, "linspace"))
-    return (found, width / steps if steps else width * np.nan) if flag(retstep) else found
+    return (found, width / steps if steps > 0 else width * np.nan) if flag(retstep) else found
 
 
 # numpy.linalg's names for functions of numpy --------------------------------------------------------------------------
@@ -852,6 +854,8 @@ def _choose(a: Operand, choices: Sequence[Operand], out: None = None, mode: str 
         raise DTypeError(f"choose: expected whole numbers, got {index.dtype}")
     if mode not in ("raise", "wrap", "clip"):
         raise ConfigurationError(f"choose: mode must be 'raise', 'wrap' or 'clip', got {mode!r}")
+    if index.dtype.itemsize < 8:  # which may not hold the number of choices
+        index = astype(index, np.intp)
     options = _sequence("choose", choices)
     shape = checked("choose", lambda: np.broadcast_shapes(index.shape, *(x.shape for x in options)), index.shape)
     count = len(options)
@@ -924,8 +928,7 @@ def _geomspace(
 ) -> Tensor:
     first, last = (astype(end, np.float64) for end in as_floats(start, stop))  # as numpy computes
     for end in (first, last):
-        if end.data is not None and not end.data.all():
-            raise ConfigurationError("geomspace: a geometric sequence cannot begin or end with zero")
+        check_values("geomspace", end, "no zero", "a geometric sequence cannot begin or end with zero")
     side = sign(first)
     low, high = first / side, last / side
     found = _logspace(log10(low), log10(high), num, endpoint)

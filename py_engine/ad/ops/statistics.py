@@ -12,7 +12,9 @@ from numpy.typing import DTypeLike
 
 from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, float_only, implements
 from py_engine.ad.ops.along import (
+    RULES,
     SEARCHSORTED,
+    check_values,
     cumprod,
     cumsum,
     kept_axes,
@@ -58,6 +60,7 @@ from py_engine.ad.ops.shape import (
     stack,
     transpose,
 )
+from py_engine.ad.state import STATE
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
@@ -304,8 +307,7 @@ def _average(
     x, w = as_floats(a, weights)
     w = weights_of_rows("average", x, w, axis)
     total = sum(w, axis, keepdims=keepdims)
-    if total.data is not None and not total.data.all():
-        raise ConfigurationError("average: the weights sum to zero")
+    check_values("average", total, "no zero", "the weights sum to zero")
     found = sum(x * w, axis, keepdims=keepdims) / total
     return (found, total) if returned else found
 
@@ -344,8 +346,7 @@ def _cov(
         product = MATMUL(centred, transpose(centred))
         return _without_ones(product / count if count > 0 else product / 0.0)
     total = sum(weights)
-    if total.data is not None and not total.data:
-        raise ConfigurationError("cov: the weights sum to zero")
+    check_values("cov", total, "no zero", "the weights sum to zero")
     centred = x - sum(x * weights, 1, keepdims=True) / total
     lost = spare if aweights is None else spare * sum(weights * as_floats(x, aweights)[1]) / total
     return _without_ones(MATMUL(centred, transpose(centred * weights)) / maximum(total - lost, 0.0))
@@ -362,10 +363,11 @@ def _weights_of_columns(x: Tensor, fweights: Any, aweights: Any) -> Tensor | Non
             raise DTypeError(f"cov: fweights must be whole numbers, got {w.dtype}")
         if w.shape != (x.shape[1],):
             raise ShapeError(f"cov: {name} of shape {w.shape} do not fit {x.shape[1]} observations")
-        if w.data is not None and (w.data < 0).any():
-            raise ConfigurationError(f"cov: {name} must not be negative")
-        if name == "fweights" and w.data is not None and (w.data != np.round(w.data)).any():
-            raise DTypeError("cov: fweights must be whole numbers")
+        check_values("cov", w, "not negative", f"{name} must not be negative")
+        if name == "fweights":
+            if w.data is not None and (w.data != np.round(w.data)).any():
+                raise DTypeError("cov: fweights must be whole numbers")
+            check_values("cov", w, "whole", "fweights must be whole numbers")
         w = as_floats(x, w if name == "aweights" else astype(w, np.float64))[1]
         found = w if found is None else found * w
     return found
@@ -411,8 +413,7 @@ def _edges(function: str, x: Tensor, bins: Any, range: Any) -> Tensor:
         _, edges = as_floats(x, bins)
         if edges.ndim != 1 or (function == "histogramdd" and edges.size < 2):
             raise ShapeError(f"{function}: the edges of bins are a vector, got shape {edges.shape}")
-        if edges.data is not None and not (edges.data[:-1] <= edges.data[1:]).all():
-            raise ConfigurationError(f"{function}: the edges of bins must not fall")
+        check_values(function, edges, "rising", "the edges of bins must not fall")
         return edges
     if range is None:
         low, high = (min(x), max(x)) if x.size else as_tensors((x, 0.0, 1.0))[1:]
@@ -427,10 +428,16 @@ def _edges(function: str, x: Tensor, bins: Any, range: Any) -> Tensor:
             raise ConfigurationError(f"{function}: the range of bins, {low.data} to {high.data}, is not finite")
         if low.data > high.data:
             raise ConfigurationError(f"{function}: the range of bins falls, from {low.data} to {high.data}")
+    else:
+        ends = stack([low, high])
+        check_values(function, ends, "finite", "the range of bins is not finite")
+        check_values(function, ends, "rising", "the range of bins falls")
     half = where(equal(low, high), 0.5, Literal(np.zeros((), x.dtype)))  # numpy's bins around a single value
     found: Tensor = NUMPY[np.linspace](low - half, high + half, count + 1)
     if found.data is not None and not (found.data[:-1] < found.data[1:]).all():
         raise ConfigurationError(f"{function}: {count} bins are too many for the range {low.data} to {high.data}")
+    if found.data is None:
+        check_values(function, found, "strictly rising", f"{count} bins are too many for their range")
     return found
 
 
@@ -563,10 +570,7 @@ def _digitize(x: Operand, bins: Operand, right: bool = False) -> Tensor:
     side = "left" if flag(right) else "right"
     rising, falling = (SEARCHSORTED(e, a, side=side) for e in (edges, flip(edges)))
     last = Tensor(np.array(edges.size))
-    if edges.data is not None:
-        values = edges.data
-        if (values[:-1] <= values[1:]).all():
-            return rising
-        if not (values[:-1] >= values[1:]).all():
-            raise ConfigurationError("digitize: the edges of bins must rise, or fall")
+    check_values("digitize", edges, "monotonic", "the edges of bins must rise, or fall")
+    if STATE.watched is None and edges.data is not None and RULES["rising"](edges.data):
+        return rising
     return where(less_equal(edges[0], edges[-1]), rising, last - falling)
