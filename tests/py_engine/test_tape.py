@@ -732,6 +732,18 @@ def test_diagnosis_names_inputs_and_parameters_that_are_not_finite_themselves():
     assert "rnn.weight holds NaN or Inf" in str(tape.diagnose())
 
 
+def test_diagnosis_of_a_masked_program_names_the_op_and_not_the_mask():
+    def masked(x):
+        return [np.log(ops.softmax(ops.where(np.tri(3, dtype=bool), x, -np.inf)) - 2.0)]
+
+    tape = Tape(trace(masked, [Tensor.symbol((3, 3), np.float64)]))
+    tape(np.ones((3, 3)))
+    assert "op 'log'" in str(tape.diagnose()) or 'op "log"' in str(tape.diagnose())
+    fine = Tape(trace(lambda x: [ops.where(x > 0, x, -np.inf)], [Tensor.symbol((3,), np.float64)]))
+    fine(np.array([1.0, -1.0, 2.0]))
+    assert fine.diagnose() is None
+
+
 def test_a_graph_drops_what_no_output_needs():
     def wasteful(x):
         np.exp(x)

@@ -1054,3 +1054,8 @@ def test_each_step_has_its_own_learning_rate(batch):
     np.testing.assert_array_equal(losses, expected)
     with pytest.raises(ShapeError, match="a learning rate for each of"):
         at_once.train_epoch(x, y, rates=[0.1])
+    before = at_once.parameters.vector.copy()
+    for wrong in (-1.0, np.nan, np.inf):
+        with pytest.raises(ConfigurationError, match="learning rates must be finite numbers >= 0"):
+            at_once.train_epoch(x, y, rates=[*rates[:-1], wrong])
+    np.testing.assert_array_equal(at_once.parameters.vector, before)
