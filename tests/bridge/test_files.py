@@ -18,7 +18,7 @@ import pytest
 
 from bridge import weights
 from bridge.errors import WeightsError
-from bridge.files import descriptor, obstacle, replacing, write_atomically
+from bridge.files import cache_folder, descriptor, obstacle, replacing, write_atomically
 from experiments import errors
 from experiments.data import encoded
 from experiments.output import Output
@@ -309,3 +309,13 @@ def test_weights_that_cannot_be_written_say_so(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"taken: cannot be written: it is a folder"):
         (tmp_path / "taken").mkdir()
         weights.save(tmp_path / "taken", {})
+
+
+def test_a_cache_of_a_user_that_there_is_not_is_an_error_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TWINGRAD_CACHE", "~no-such-user/cache")
+    with pytest.raises(FileNotFoundError, match="TWINGRAD_CACHE=~no-such-user/cache: there is no user no-such-user"):
+        cache_folder()
+    assert not list(tmp_path.iterdir())

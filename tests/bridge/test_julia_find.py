@@ -126,7 +126,7 @@ def test_the_setting_names_a_program_its_folder_or_a_name_on_path(
     assert found.source == "TWINGRAD_JULIA"
 
 
-@pytest.mark.parametrize("setting", ["no-such-julia", "/nowhere/julia"])
+@pytest.mark.parametrize("setting", ["no-such-julia", "/nowhere/julia", "~no-such-user/julia"])
 def test_a_wrong_setting_is_an_error_even_if_there_is_another_julia(
     setting: str, fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch
 ) -> None:

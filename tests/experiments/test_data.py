@@ -254,7 +254,8 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pyt
     missing = tmp_path / "nowhere"
     file = tmp_path / "file"
     file.write_text("")
-    for path, reason in ((missing, "does not exist"), (file, "is not a folder")):
+    of_nobody = Path("~no-such-user") / "data"
+    for path, reason in ((missing, "does not exist"), (file, "is not a folder"), (of_nobody, "does not exist")):
         if place == "TWINGRAD_DATA":
             monkeypatch.setenv(place, str(path))
         with pytest.raises(DataError, match=reason) as caught:
