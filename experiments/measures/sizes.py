@@ -3,7 +3,8 @@
 Each run is of one network and number of threads, and of all engines, each in one process. For each size of mini-batch,
 the smallest first, the engines build one after the other, while all others are stopped, and train until their steps
 are steady. All start from the same weights and are given the same mini-batches in the same order; the losses of their
-first `COMPARED` steps are compared with PyTorch's, and a run in which they differ by more than `MOST_DEVIATION` fails.
+first `COMPARED` steps are compared with PyTorch's. A framework whose losses differ by more than `MOST_DEVIATION` is
+left out at that size of mini-batch, with the reason; with an engine of ours the run fails.
 
 Then they alternate: in a round each trains as many steps as take it about `sizes_milliseconds`, one at least. A
 framework whose steps take over `SLOW` times as long as the fastest one's takes part in every third round only. Whether
@@ -54,15 +55,15 @@ MILLISECONDS = 50
 """How long the steps of a round take, where the paper's file says nothing."""
 STEPS_MOST = 1000
 SLOW, SPARSE = 2.0, 3
-"""From how many times the fastest framework's time on another takes part in only every so many rounds."""
+"""A framework whose steps take over `SLOW` times the fastest one's takes part in every `SPARSE`-th round only."""
 BASE, COMPARED = "torch", 5
 """The engine whose losses the others' are compared with, and of how many steps, which all engines take."""
 MOST_DEVIATION = 1e-3
 """By how much a loss may differ from PyTorch's in float32; see `compared`.
 
-Most differences that were measured are 1e-7, the largest 2e-5. But Adam's first steps move every parameter by about the
-learning rate, so that a rounded gradient near zero may turn a whole step, and where two places of a max-pool differ by
-roundings only the gradient takes another way, which of a single sample may be seen in the loss.
+Most differences that were measured are 1e-7, the largest 2e-5. But Adam's first steps change every parameter by about
+the learning rate, so that a rounded gradient near zero may turn a whole step, and where two places of a max-pool differ
+by roundings only the gradient takes another way, which of a single sample may be seen in the loss.
 """
 ABOVE_LIMIT, MEASURED_AGAIN = 1.25, 3
 """How many times the machine's highest rate a call may reach: rates of a machine that others use, too, vary by a tenth
@@ -83,7 +84,7 @@ class GaveUpError(RunError):
 
 
 class OtherLossesError(RunError):
-    """An engine trains otherwise than PyTorch does."""
+    """An engine of ours trains otherwise than PyTorch does."""
 
 
 def run(given: Assignment) -> Parts:
@@ -130,7 +131,12 @@ def run(given: Assignment) -> Parts:
                     out.add(name)
                     facts.append(about | {"missing": str(error)})
             ready = {name: losses[name] for name in seconds if name not in failures}
-            deviations = compared(ready, MOST_DEVIATION, f"{spec.name}, mini-batches of {batch}")
+            deviations, others = compared(ready, MOST_DEVIATION)
+            for name, reason in others.items():
+                if name in roofline.OURS:
+                    raise OtherLossesError(f"engine {name} {reason} ({spec.name}, mini-batches of {batch})")
+                del seconds[name]
+                next(about for about in facts if (about["engine"], about["batch"]) == (name, batch))["missing"] = reason
             rows += all_rounds(workers, seconds, here, asked["rounds"], asked["milliseconds"], failures, given.watcher)
             for about in facts:
                 name = about["engine"]
@@ -185,29 +191,34 @@ def begin(worker: Worker, task: Task, levels: dict[str, int]) -> tuple[float, li
         return seconds + more, losses.tolist()
 
 
-def compared(losses: Mapping[str, Sequence[float]], most: float, where: str) -> dict[str, float]:
-    """By how much the losses of each engine's first steps differ from PyTorch's at most.
+def compared(losses: Mapping[str, Sequence[float]], most: float) -> tuple[dict[str, float], dict[str, str]]:
+    """By how much the losses of each engine's first steps differ from PyTorch's at most, and by which by too much.
 
-    That is relative to PyTorch's loss, or to its first one where that is larger: a loss near zero is a difference of
-    larger numbers, whose roundings do not become smaller with it. Empty without PyTorch. `losses` are those of the same
-    steps from the same weights; `where` is for the message.
+    The difference is relative to PyTorch's loss, or to its first one where that is larger: a loss near zero is a
+    difference of larger numbers, whose roundings do not become smaller with it. Nothing without PyTorch.
 
-    Raises:
-        OtherLossesError: by more than `most`, or one of them is not finite.
+    Args:
+        losses: those of the same steps from the same weights.
+        most: the difference up to which rounding explains it.
+
+    Returns:
+        The largest difference of each engine, and of those that exceed `most` or have a loss that is not finite the
+        reason to leave them out.
     """
     found: dict[str, float] = {}
+    others: dict[str, str] = {}
     for name, own in losses.items() if losses.get(BASE) else ():
         for step, (loss, expected) in enumerate(zip(own[:COMPARED], losses[BASE], strict=False), start=1):
             deviation = abs(loss - expected) / max(abs(expected), abs(losses[BASE][0]))
             if not deviation <= most:  # nor is NaN
-                raise OtherLossesError(
-                    f"engine {name} trains otherwise than PyTorch: {where}, step {step}: loss {loss:.8g}, PyTorch's "
-                    f"{expected:.8g}, from the same weights and rows: they differ by {deviation:.2g}, and may by "
-                    f"{most:g}, relative to it or to the first"
+                others[name] = (
+                    f"trains otherwise than PyTorch: from the same weights and rows the loss of step {step} is "
+                    f"{loss:.8g}, PyTorch's {expected:.8g}, a difference of {deviation:.2g} where {most:g} is explained"
                 )
+                break
             if name != BASE:
                 found[name] = max(found.get(name, 0.0), deviation)
-    return found
+    return {name: largest for name, largest in found.items() if name not in others}, others
 
 
 @contextmanager
@@ -323,7 +334,7 @@ def _against(about: Mapping[str, Any], rates: roofline.Rates) -> dict[str, Any]:
     """What is known of an engine, with the share of its slowest op's time that the machine would need for it.
 
     That is for each call the longer of two times: of its operations at the highest rate of arithmetic, and of its bytes
-    at the highest rate of memory of so many bytes.
+    at the highest rate of memory for as many bytes.
     """
     if "kernel" not in about:
         return dict(about)
