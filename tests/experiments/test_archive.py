@@ -39,6 +39,7 @@ def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
     point = {"engine": "numpy", "label": "TwinGrad numpy", "microseconds_per_step": draw.random() * 1e3}
     point |= {"quantity": "batch_size", "configuration": "all", "technique": "", "variant": "static", "batch": 64}
     point |= {"series": "width", "what": "step", "seconds": draw.random(), "all_on_microseconds": draw.random()}
+    point |= {name: draw.random() for name in ("import_seconds", "start_seconds", "total_seconds")}
     origin = {"label": "TwinGrad numpy", "engine_digest": "e1", "error": None, "versions": {"numpy": "2.0"}}
     record: Record = {
         "schema": schema,
@@ -75,7 +76,7 @@ def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
         record["microbenchmarks"] = [{"engine": "numpy-eager", "label": "a", "nanoseconds": draw.random(), "round": 1}]
     else:
         record[measure] = [point | {"round": turn, "epoch": turn, "value": turn} for turn in (1, 2)]
-        if measure in ("race", "sizes"):
+        if measure in ("race", "sizes", "totals"):
             record["entrants"] = {"numpy": origin}
         if measure == "sizes":
             record |= {"facts": [{"engine": "numpy", "batch": 64, "kernel": "matmul"}], "limits": {}}
