@@ -218,11 +218,11 @@ def _add_sizes(found: Numbers, view: View) -> None:
     held = [row for row in growth.growth_seconds(view).rows if row["held"]]
     missed = sum(len(row["missed"]) for row in held)
     _add_count(found, "sizes.growth", missed, sum(len(row["held"]) for row in held))
-    rows = totals.total_rows(view)
+    whole = totals.total_rows(view)
     targets = sizes_targets.start_targets(view, totals.MEASURE)
     for engine in sizes.TARGETS:
-        _add_count(found, f"sizes.totals.start.{engine}", *totals.within(rows, f"{engine}_start_s", targets[engine]))
-        _add_count(found, f"sizes.totals.{engine}", *totals.within(rows, f"{engine}_ratio", 1.0))
+        _add_count(found, f"sizes.totals.start.{engine}", *totals.within(whole, f"{engine}_start_s", targets[engine]))
+        _add_count(found, f"sizes.totals.{engine}", *totals.within(whole, f"{engine}_ratio", 1.0))
 
 
 def _add_bound(found: Numbers, name: str, rows: list[dict[str, Any]]) -> None:

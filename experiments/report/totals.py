@@ -38,7 +38,7 @@ def total_rows(view: View) -> list[Row]:
         if not len(found):
             continue
         about = {"network": name, "title": training.title, "threads": int(threads), "epochs": training.epochs}
-        row: Row = {**about, "steps": -(-training.rows // training.batch_size) * training.epochs}
+        row: dict[str, Any] = {**about, "steps": -(-training.rows // training.batch_size) * training.epochs}
         row |= {"kind": "measured", "machine": view.machine([MEASURE]), "data": view.data_source}
         totals = found.pivot_table(index="round", columns="engine", values="total_seconds")
         for engine, own in found.groupby("engine"):

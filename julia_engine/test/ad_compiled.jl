@@ -5,6 +5,22 @@ using TwinGrad.AD: AD
 the_tape(compiled) = first(values(compiled.tapes))[1]
 const VALUES = (0.0, -0.0, 0.3, -0.7, 1.0, -1.0, 2.5, -3.0, 1e7, -1e30, Inf, -Inf, NaN, 1e-310)
 
+@testset "threads that call one compiled function get their own numbers or an error" begin
+    f, g = compile(x -> x^2 + 1), compile(grad(x -> x^3))
+    f(1.0), g(1.0)
+    wrong = Threads.Atomic{Int}(0)
+    Threads.@threads for t in 1:4
+        for _ in 1:20_000
+            try
+                f(Float64(t)) == t^2 + 1 && g(Float64(t)) == 3t^2 || Threads.atomic_add!(wrong, 1)
+            catch error
+                error isa ReplayError || Threads.atomic_add!(wrong, 1)
+            end
+        end
+    end
+    @test wrong[] == 0 && f(2.0) == 5 && g(2.0) == 12
+end
+
 @testset "straight-line code equals the tape for every elementwise op" begin
     names = sort!([name for (name, op) in AD.TABLE if op.elementwise])
     @test all(name -> AD.TABLE[name].scalar !== nothing, names)

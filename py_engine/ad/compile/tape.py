@@ -354,7 +354,7 @@ class Tape:
         Returns None when every result is finite. Inputs and parameters must be those of the run in question.
         """
         # What a program reads an infinite number for, such as to mask by it, may be infinite, too.
-        infinite = {id(x) for x in self.values if isinstance(x, Literal) and np.isinf(x.data).any()}
+        infinite = {id(x) for x in self.values if isinstance(x, Literal) and np.isinf(x.item())}
         with np.errstate(all="ignore"):
             for x in self.values:
                 if isinstance(x, Literal) or x.data is None or x.dtype.kind != "f":

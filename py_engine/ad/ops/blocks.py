@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,12 @@ def same_scratch(scratch: Scratch) -> Iterator[Scratch]:
         memory.append(scratch(shape, dtype))
         return memory[-1]
 
+    def later(arrays: Iterator[Array], shape: Shape, dtype: Any) -> Array:
+        return next(arrays)
+
     yield first
     while True:
-        again = iter(memory)
-        yield lambda shape, dtype, again=again: next(again)
+        yield partial(later, iter(memory))
 
 
 def in_blocks(

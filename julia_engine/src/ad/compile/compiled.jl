@@ -42,8 +42,11 @@ compile(@nospecialize(f); techniques::Techniques=Techniques()) =
 function (compiled::Compiled)(x::T, rest::Vararg{T,N}) where {T<:Union{Float32,Float64},N}
     code = compiled.code
     if code !== nothing && code.T === T && code.arguments == N + 1 && !inside_transform()
+        claim!(code)
         run!(code, (x, rest...))
-        return result(code, T, 1)
+        y = result(code, T, 1)
+        release!(code)
+        return y
     end
     return replayed(compiled, (x, rest...))
 end
@@ -166,16 +169,16 @@ end
 function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple)
     tape = replay.tape
     check_ready(tape)
+    claim!(tape.replaying)
     GC.@preserve args outputs begin
-        enter!(args, replay, 1)
-        foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], outputs[i]), eachindex(outputs))
-        tape.replaying = true
         try
+            enter!(args, replay, 1)
+            foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], outputs[i]), eachindex(outputs))
             run!(tape)
         finally  # what the tape was made with stays valid, whatever becomes of these arrays
             foreach(i -> isempty(replay.inputs[i]) || point!(replay.inputs[i], tape.inputs[i]), eachindex(replay.inputs))
             foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], tape.outputs[i]), eachindex(outputs))
-            tape.replaying = false
+            tape.replaying[] = 0
         end
     end
     return nothing
@@ -260,8 +263,11 @@ function give!(results, @nospecialize(found))
 end
 
 function numbers_from(code::Straight, replay::Replay, args::Tuple{T,Vararg{T}}) where {T}
+    claim!(code)
     run!(code, args)
-    return together(replay.results, Any[result(code, T, i) for i in 1:code.results])
+    found = Any[result(code, T, i) for i in 1:code.results]
+    release!(code)
+    return together(replay.results, found)
 end
 
 as_number(x::Real) = x

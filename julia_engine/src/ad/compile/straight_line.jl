@@ -41,6 +41,7 @@ struct Straight
     kept::Vector{Float64}
     arguments::Int
     results::Int
+    running::Threads.Atomic{Int}  # 1 while a call uses this memory
 end
 
 """The straight-line code of a program, or `nothing` where it has other values than numbers of one type."""
@@ -65,8 +66,12 @@ function straight(program::Program)
     code = compiling(() -> Base.invokelatest(find))::Ptr{Cvoid}
     numbers(n) = zeros(Float64, max(n, 1))
     return Straight(code, T, numbers(length(program.inputs)), numbers(length(program.outputs)), numbers(kept),
-        length(program.inputs), length(program.outputs))
+        length(program.inputs), length(program.outputs), Threads.Atomic{Int}(0))
 end
+
+"""Let nobody else use the code's memory until [`release!`](@ref); a single thread runs one call after the other anyway."""
+@inline claim!(code::Straight) = Threads.nthreads() == 1 || claim!(code.running)
+@inline release!(code::Straight) = Threads.nthreads() == 1 || (code.running[] = 0)
 
 function straight_functions(program::Program, T::DataType)
     equations = program.equations

@@ -46,7 +46,7 @@ mutable struct Tape
     converted::Vector{Converted}  # captured arrays that were converted when the program was traced
     watched::Vector{Watched}  # what else the function captures, and may have read numbers of while it was traced
     variables::Vector{Tensor}  # captured tensors that depend on a leaf that requires a gradient
-    replaying::Bool
+    replaying::Threads.Atomic{Int}  # 1 while it runs
     winograd::Bool  # whether its convolutions may be computed by Winograd's algorithm
 end
 
@@ -76,8 +76,8 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
     end
     tape = Tape(program, techniques, inputs, Any[m.root for m in destinations], Instructions(), Any[], Step[], arranged,
         arena_memory(arranged.size), known, memories, destinations, regions,
-        filter(x -> is_resizable(x.data::Memory), unique([leaves; inside])), conversions(leaves, program), Watched[], Tensor[], false,
-        state().winograd)
+        filter(x -> is_resizable(x.data::Memory), unique([leaves; inside])), conversions(leaves, program), Watched[], Tensor[],
+        Threads.Atomic{Int}(0), state().winograd)
     now = state()
     @entering scope=now.scope techniques=techniques begin
         for e in program.equations
@@ -167,11 +167,16 @@ function check_ready(tape::Tape)
     is_current(tape) || throw(ReplayError("an array that the function captures was changed since the function was traced, " *
         "where it was read or converted (truth values into positions or numbers, integers or a layout into others): the tape has " *
         "its old values; call the function that was compiled, which is traced anew, or pass the array as an argument"))
-    tape.replaying && throw(ReplayError("a compiled function is called while it is running, by a custom rule that is part " *
-        "of it or by another task, on arguments of the same sizes and element types; call the function that was compiled " *
-        "there, not its tape"))
+    tape.replaying[] == 0 || is_running()
     return nothing
 end
+
+@noinline is_running() = throw(ReplayError("a compiled function is called while it is running, by a custom rule that is part " *
+    "of it or by another task, on arguments of the same sizes and element types; call the function that was compiled there, " *
+    "not its tape, or compile it for each task"))
+
+"""Take what one call at a time may use: 0 becomes 1, or an error says that another call has it."""
+@inline claim!(running::Threads.Atomic{Int}) = Threads.atomic_cas!(running, 0, 1) == 0 || is_running()
 
 """Whether what was converted, or may have been read, when the graph was traced holds what it held then."""
 function is_current(tape::Tape)
@@ -216,17 +221,17 @@ function (tape::Tape)(@nospecialize(arrays...))
     check_ready(tape)
     length(arrays) == length(tape.inputs) ||
         throw(ReplayError("expected $(length(tape.inputs)) arrays, got $(length(arrays))"))
-    for (i, (buffer, array)) in enumerate(zip(tape.inputs, arrays))
-        size(array) == size(buffer) && eltype(array) === eltype(buffer) || throw(ReplayError(
-            "argument $i: this tape was planned for size $(size(buffer)) $(eltype(buffer)), got $(size(array)) " *
-            "$(eltype(array))"))
-        copyto!(buffer, array)
-    end
-    tape.replaying = true
+    claim!(tape.replaying)
     try
+        for (i, (buffer, array)) in enumerate(zip(tape.inputs, arrays))
+            size(array) == size(buffer) && eltype(array) === eltype(buffer) || throw(ReplayError(
+                "argument $i: this tape was planned for size $(size(buffer)) $(eltype(buffer)), got $(size(array)) " *
+                "$(eltype(array))"))
+            copyto!(buffer, array)
+        end
         run!(tape)
     finally
-        tape.replaying = false
+        tape.replaying[] = 0
     end
     return tape.outputs
 end
