@@ -119,17 +119,28 @@ end
 addresses(at::Vector{Address}) = ntuple(k -> k <= length(at) ? at[k] : NOWHERE, Val(4))
 loops(s::Vector{Vector{Int}}) = ntuple(k -> k <= length(s) ? loop(s[k], 0) : NONE, Val(4))
 
+"""Whether all have the same dimensions, and no gaps."""
+function are_dense_alike(out::Memory, inputs::Vector{Memory})
+    is_dense(out) || return false
+    for m in inputs
+        (m.dims === out.dims || m.dims == out.dims) && is_dense(m) || return false
+    end
+    return true
+end
+
 """Append an elementwise op, with broadcasting."""
 function emit_elementwise!(p::Instructions, name::Symbol, out::Memory, inputs::Vector{Memory}, i::Loop=NONE,
         f::Tuple{Float64,Float64}=(0.0, 0.0))
     T = isempty(inputs) ? out.eltype : inputs[1].eltype
-    if is_dense(out) && all(m -> m.dims == out.dims && is_dense(m), inputs)  # as below, without its lists
-        n = length(out)
+    if are_dense_alike(out, inputs)  # as below, without its lists
+        n, operands = length(out), length(inputs)
         n == 0 && return nothing
-        each, operands = n == 1 ? NONE : (1, 0, 0, 0), length(inputs) + 1
-        at = ntuple(k -> k == 1 ? out.address : k <= operands ? inputs[k-1].address : NOWHERE, Val(4))
-        emit!(p, T, name, at, NOWHERE, (n, 1, 1, 1), ntuple(k -> k <= operands ? each : NONE, Val(4)), i, f)
-        return nothing
+        x = operands < 1 ? NOWHERE : inputs[1].address
+        y = operands < 2 ? NOWHERE : inputs[2].address
+        z = operands < 3 ? NOWHERE : inputs[3].address
+        each = n == 1 ? NONE : (1, 0, 0, 0)
+        strides = (each, operands < 1 ? NONE : each, operands < 2 ? NONE : each, operands < 3 ? NONE : each)
+        return emit!(p, T, name, (out.address, x, y, z), NOWHERE, (n, 1, 1, 1), strides, i, f)
     end
     operands, strides = Memory[out], Vector{Int}[out.strides]
     for m in inputs

@@ -186,7 +186,7 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Attributes=NO_ATTRS)
         level = max(level, x.level)
     end
     requires_grad = level > 0 && now.grad_enabled && !op.constant && T in FLOATS
-    data = symbolic ? nothing : compute(op, Memory[readable(x, op) for x in inputs], dims, T, attrs, now.reuse)
+    data = symbolic ? nothing : compute(op, all_readable(inputs, op), dims, T, attrs, now.reuse)
     if symbolic || requires_grad || now.trace !== nothing
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)
         requires_grad && (result.level = level)
@@ -212,7 +212,7 @@ function apply_several(op::Op, inputs::Vector{Tensor}, attrs::Attributes)
         level = max(level, x.level)
     end
     requires_grad = level > 0 && now.grad_enabled && !op.constant
-    data = symbolic ? fill(nothing, length(kinds)) : compute_several(op, Memory[readable(x, op) for x in inputs], kinds, attrs)
+    data = symbolic ? fill(nothing, length(kinds)) : compute_several(op, all_readable(inputs, op), kinds, attrs)
     kept = symbolic || requires_grad || now.trace !== nothing
     results = Tensor[
         Tensor(m, T, dims, kept ? op : nothing, kept ? inputs : NO_INPUTS, kept ? attrs : NO_ATTRS, requires_grad && T in FLOATS,
@@ -238,6 +238,15 @@ kinds_of(op::Op, inputs::Vector{Tensor}, attrs::Attributes) =
 
 # A conversion is found by types that are known only when it runs: what has one is compiled anew beside packages that add some.
 as_kind(kind) = kind isa Kind ? kind : Base.invokelatest(convert, Kind, kind)::Kind
+
+# A loop: a comprehension would make its closure anew in each op.
+function all_readable(inputs::Vector{Tensor}, op::Op)
+    memories = Vector{Memory}(undef, length(inputs))
+    for i in eachindex(inputs)
+        memories[i] = readable(inputs[i], op)
+    end
+    return memories
+end
 
 function readable(x::Tensor, op::Op)
     m = x.data::Memory

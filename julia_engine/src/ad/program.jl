@@ -47,7 +47,14 @@ end
 
 Base.show(io::IO, program::Program) = print(io, "Program of ", length(program.equations), " ops")
 
-made_by(program::Program) = Made(x => e for e in program.equations for x in e.outputs)
+function made_by(program::Program)
+    made = Made()
+    sizehint!(made, length(program.equations))
+    for e in program.equations, x in e.outputs
+        made[x] = e
+    end
+    return made
+end
 
 """New symbolic tensors like the inputs of a program."""
 symbols(program::Program) = Tensor[symbol(x.eltype, x.dims, x.name) for x in program.inputs]
@@ -162,7 +169,11 @@ programs_in(program::Program) = Program[program]
 programs_in(attrs::Attributes) = Program[program for pair in pairs_of(attrs) for program in programs_in(pair.second)]
 
 """The arrays that a piece of a program reads beside its inputs, those of the pieces inside it included."""
-captured_by(attrs::Attributes) = unique(Tensor[x for program in programs_in(attrs) for x in captured_by(program)])
+function captured_by(attrs::Attributes)
+    isempty(attrs) && return NO_INPUTS
+    programs = programs_in(attrs)
+    return isempty(programs) ? NO_INPUTS : unique(Tensor[x for program in programs for x in captured_by(program)])
+end
 captured_by(program::Program) = unique(Tensor[
     Tensor[x for e in program.equations for x in e.inputs if x.data !== nothing && !x.literal];
     Tensor[x for x in program.outputs if x.data !== nothing && !x.literal];

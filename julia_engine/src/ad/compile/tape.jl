@@ -55,7 +55,10 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
     made = made_by(program)
     leaves = captured(program)
     known = Tensor[program.inputs; leaves; Tensor[x for e in program.equations for x in e.outputs]]
-    number = Dict{Tensor,Int}(x => i for (i, x) in enumerate(known))
+    number = Dict{Tensor,Int}()
+    sizehint!(number, length(known))
+    foreach(i -> number[known[i]] = i, eachindex(known))
+    refuse_foreign(program, number)
     values = Value[Value(bytes_of(x); fixed=true) for x in known[1:length(program.inputs)+length(leaves)]]
     whole = needed_whole(program, regions)
     outputs = Set{Tensor}(program.outputs)
@@ -601,20 +604,27 @@ end
 
 """The tensors with data that the ops use, in order of first use."""
 function captured(program::Program)
-    own = Set{Tensor}(program.inputs)
-    foreach(e -> union!(own, e.outputs), program.equations)
+    own = Set{Tensor}(x for x in program.inputs if x.data !== nothing)  # symbols have none, and most are that
+    foreach(e -> union!(own, (x for x in e.outputs if x.data !== nothing)), program.equations)
     found, seen = Tensor[], Set{Tensor}()
-    function check(x::Tensor)
-        (x in own || x in seen) && return
-        x.data === nothing && throw(TraceError(
-            "a tensor was kept from an earlier trace, or made in another task: there it stood for values that exist only " *
-            "while a function is replayed; return it from that function, or compute it in this one, in the task that compiles"))
+    function collect_captured(x::Tensor)
+        (x.data === nothing || x in own || x in seen) && return
         push!(seen, x)
         push!(found, x)
     end
+    foreach(e -> foreach(collect_captured, e.inputs), program.equations)
+    foreach(collect_captured, program.outputs)
+    return found
+end
+
+"""Throw a `TraceError` where a program reads a symbol that is none of its own tensors, which are `known`."""
+function refuse_foreign(program::Program, known::Dict{Tensor,Int})
+    check(x::Tensor) = haskey(known, x) || throw(TraceError(
+        "a tensor was kept from an earlier trace, or made in another task: there it stood for values that exist only " *
+        "while a function is replayed; return it from that function, or compute it in this one, in the task that compiles"))
     foreach(e -> foreach(check, e.inputs), program.equations)
     foreach(check, program.outputs)
-    return found
+    return nothing
 end
 
 """The tensors with data that pieces of programs inside of a program use, such as the bodies of its loops."""
