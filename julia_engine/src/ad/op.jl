@@ -185,7 +185,7 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Attributes=NO_ATTRS)
         symbolic |= x.data === nothing
         level = max(level, x.level)
     end
-    requires_grad = level > 0 && now.grad_enabled && !op.constant && T in FLOATS
+    requires_grad = level > 0 && now.grad_enabled && !op.constant && is_float(T)
     data = symbolic ? nothing : compute(op, all_readable(inputs, op), dims, T, attrs, now.reuse)
     if symbolic || requires_grad || now.trace !== nothing
         result = Tensor(data, T, dims, op, inputs, attrs, requires_grad, nothing, "", now.scope, false)

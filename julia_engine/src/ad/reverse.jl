@@ -65,7 +65,8 @@ mutable struct Pending
     places::Vector{Index}
     products::Vector{Tensor}
 end
-Pending() = Pending(nothing, false, Tensor[], Index[], Tensor[])
+Pending() = Pending(nothing, false, NO_INPUTS, NO_PLACES, NO_INPUTS)  # lists are made when there is something to add
+const NO_PLACES = Index[]
 
 """
     gradients(outputs, seeds, targets; within=nothing, level=1, span=nothing, order=nothing)
@@ -117,9 +118,9 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
             (node.op === nothing || (within !== nothing && node in wanted)) && continue
             check_stamps(node, stamps)
             inputs = isempty(replaced) ? node.inputs : Tensor[get(replaced, x, x) for x in node.inputs]
-            needs_grad = Bool[x in depends && x.eltype in FLOATS for x in inputs]
             joint = (node.op::Op).backward!
             if joint isa Joint
+                needs_grad = Bool[x in depends && is_float(x.eltype) for x in inputs]
                 now.reuse = nothing  # such a rule runs the user's code, which may keep what it sees
                 parts = joint.rule(several ? cotangents : Union{Nothing,Tensor}[g], node, inputs, needs_grad)
                 empty!(stamps)
@@ -129,7 +130,7 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
                 continue
             end
             for (i, x) in enumerate(inputs)
-                needs_grad[i] && pull_back!(pending, node, inputs, i, x, g::Tensor, reuse)
+                x in depends && is_float(x.eltype) && pull_back!(pending, node, inputs, i, x, g::Tensor, reuse)
             end
             node in wanted || waits!(reuse, g.data, -1)
             recycle!(reuse, g.data)
@@ -186,6 +187,7 @@ function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, inputs::Vector{
     if op === SLICE
         # Not put into zeros here: the gradient of an array taken apart by slices is assembled once from all.
         slot = get!(Pending, pending, x)
+        isempty(slot.parts) && ((slot.parts, slot.places) = (Tensor[], Index[]))
         push!(slot.parts, g)
         waits!(reuse, g.data)
         push!(slot.places, node.attrs.index::Index)
@@ -196,7 +198,12 @@ function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, inputs::Vector{
     part = r(g, node, inputs, node.attrs)
     part === nothing && return nothing
     slot, part = get!(Pending, pending, x), unbroadcast(part::Tensor, x)
-    has_few_summands(part) && state().techniques.join ? push!(slot.products, part) : add_part!(slot, part, reuse)
+    if has_few_summands(part) && state().techniques.join
+        isempty(slot.products) && (slot.products = Tensor[])
+        push!(slot.products, part)
+    else
+        add_part!(slot, part, reuse)
+    end
     return nothing
 end
 

@@ -12,6 +12,7 @@ abstract type Operator end
 
 """Element types that have derivatives."""
 const FLOATS = (Float32, Float64)
+is_float(@nospecialize(T)) = T === Float32 || T === Float64
 
 """A number with partial derivatives of forward mode; all are of one type, [`Dual`](@ref)."""
 abstract type DualNumber <: Real end
