@@ -110,7 +110,7 @@ def sizes_start(view: View) -> Table:
     return table_of_points(
         view,
         tuple(f"{engine}_{name}" for engine in engines for name in ("start_s", "import_s", "fresh")),
-        [Column(with_target(view, engine, targets), cell(engine)) for engine in engines],
+        [Column(_with_target(view, engine, targets), cell(engine)) for engine in engines],
         rows,
         [
             "Start-up in seconds: `build` and the first step less the median step. With brackets: in a new process, at "
@@ -135,7 +135,7 @@ def _or_dash(value: Any) -> str:
     return MISSING if empty(value) else significant(value)
 
 
-def with_target(view: View, engine: str, targets: dict[str, float]) -> str:
+def _with_target(view: View, engine: str, targets: dict[str, float]) -> str:
     """The heading of an engine's column, with its target."""
     label = view.label(engine)
     return f"{label}, ≤ {significant(targets[engine], trim=True)}" if engine in targets else label

@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.formats import MISSING, fixed, significant
 from experiments.report.row_helpers import REFERENCE, missing_notes, producer
 from experiments.report.sizes import TARGETS
-from experiments.report.sizes_targets import julia_notes, start_targets, with_target
+from experiments.report.sizes_targets import julia_notes, start_targets
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View
 
@@ -65,8 +65,10 @@ def sizes_totals(view: View) -> Table:
     engines, rows, targets = engines_of(view), total_rows(view), start_targets(view, MEASURE)
     columns: list[Column] = []
     for engine in engines:
+        label = view.label(engine).removeprefix("TwinGrad ")
+        target = f", ≤ {significant(targets[engine], trim=True)}" if engine in targets else ""
         columns += [
-            Column(f"start, {with_target(view, engine, targets)} [s]", _start(engine, targets)),
+            Column(f"{label} start [s]{target}", _start(engine, targets)),
             Column("all epochs [s]", _total(engine)),
         ]
         if engine in TARGETS and REFERENCE in engines:
@@ -125,7 +127,7 @@ def _total(engine: str) -> Callable[[Row], str]:
         if empty(row.get(f"{engine}_total_s")):
             return MISSING
         least, most = (significant(row[f"{engine}_{end}_s"]) for end in ("least", "most"))
-        return f"{significant(row[f'{engine}_total_s'])} ({least} to {most})"
+        return f"{significant(row[f'{engine}_total_s'])} ({least}–{most})"
 
     return text
 

@@ -129,7 +129,7 @@ def test_start_up_and_totals_are_held_against_their_targets(fake: ModuleType, vi
     made = totals.sizes_totals(view)
     assert [row["network"] for row in made.rows] == [one.id for one in PAPER.trainings]
     assert made.rows[0]["julia_ratio"] == 0.6 and made.rows[0]["numpy_ratio"] == 1
-    assert "| 0.400 (1.50) × | 10.0 (9.00 to 11.0) | 1.00 | 0.400 (1.50) | 6.00 (5.00 to 7.00) | 0.60 |" in (
+    assert "| 0.400 (1.50) × | 10.0 (9.00–11.0) | 1.00 | 0.400 (1.50) | 6.00 (5.00–7.00) | 0.60 |" in (
         to_markdown(made)
     )
     said = (
@@ -142,7 +142,7 @@ def test_start_up_and_totals_are_held_against_their_targets(fake: ModuleType, vi
     for row in rows["totals"]:
         row["total_seconds"] *= 2 if row["engine"] == "julia" else 1
     behind = totals.sizes_totals(view_of(rows, paper="sizes"))
-    assert "| 12.0 (10.0 to 14.0) | 1.20 × |" in to_markdown(behind)
+    assert "| 12.0 (10.0–14.0) | 1.20 × |" in to_markdown(behind)
 
 
 def test_numbers_of_several_threads_are_apart(fake: ModuleType, view_of: ViewOf) -> None:
