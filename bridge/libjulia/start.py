@@ -174,7 +174,7 @@ def backend(julia: Julia) -> str | None:
         if juliacall.obstacle(julia) is not None or known_project(julia, memory) is None:
             return EMBEDDED
         seen = verdict(JULIACALL, julia, memory)
-    except JuliaUnavailableError:  # which whoever starts Julia is told
+    except JuliaUnavailableError:  # whoever starts Julia gets this error
         return None
     return None if seen is None else JULIACALL if seen.ok else EMBEDDED
 
