@@ -42,11 +42,7 @@ compile(@nospecialize(f); techniques::Techniques=Techniques()) =
 function (compiled::Compiled)(x::T, rest::Vararg{T,N}) where {T<:Union{Float32,Float64},N}
     code = compiled.code
     if code !== nothing && code.T === T && code.arguments == N + 1 && !inside_transform()
-        claim!(code)
-        run!(code, (x, rest...))
-        y = result(code, T, 1)
-        release!(code)
-        return y
+        return after_run(run -> result(run, T, 1), code, (x, rest...))
     end
     return replayed(compiled, (x, rest...))
 end
@@ -263,11 +259,7 @@ function give!(results, @nospecialize(found))
 end
 
 function numbers_from(code::Straight, replay::Replay, args::Tuple{T,Vararg{T}}) where {T}
-    claim!(code)
-    run!(code, args)
-    found = Any[result(code, T, i) for i in 1:code.results]
-    release!(code)
-    return together(replay.results, found)
+    return together(replay.results, after_run(run -> Any[result(run, T, i) for i in 1:run.results], code, args))
 end
 
 as_number(x::Real) = x

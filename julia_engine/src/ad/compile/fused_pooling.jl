@@ -134,8 +134,8 @@ emit_at!(p, out, name, numbers, a, b=NOWHERE, c=NOWHERE) =
     emit!(p, out.eltype, name, (out.address, a, b, c), numbers, ONCE, (NONE, NONE, NONE, NONE))
 
 """
-The cost of the convolution of `sequence_pool`, in multiplications of a product: five of its own cost as much as six, and bringing
-an element of the weight into its order costs as much as 45.
+The cost of the convolution of `sequence_pool`, in multiplications of a product: five multiplications here cost as much as six
+there, and bringing an element of the weight into its order costs as much as 45.
 """
 sequence_work(c::Convolution) = c.taps * c.filters * (6 * c.samples * c.pixels ÷ 5 + 45)
 

@@ -69,9 +69,22 @@ function straight(program::Program)
         length(program.inputs), length(program.outputs), Threads.Atomic{Int}(0))
 end
 
-"""Let nobody else use the code's memory until [`release!`](@ref); a single thread runs one call after the other anyway."""
-@inline claim!(code::Straight) = Threads.nthreads() == 1 || claim!(code.running)
-@inline release!(code::Straight) = Threads.nthreads() == 1 || (code.running[] = 0)
+"""Run the code on numbers, and return what `read(code)` makes of its results before another call can write over them."""
+@inline function after_run(read, code::Straight, numbers::Tuple)
+    Threads.nthreads() == 1 || return after_run_alone(read, code, numbers)
+    run!(code, numbers)
+    return read(code)
+end
+
+@noinline function after_run_alone(read, code::Straight, numbers::Tuple)
+    claim!(code.running)
+    try
+        run!(code, numbers)
+        return read(code)
+    finally
+        code.running[] = 0
+    end
+end
 
 function straight_functions(program::Program, T::DataType)
     equations = program.equations

@@ -617,7 +617,7 @@ function captured(program::Program)
     return found
 end
 
-"""Throw a `TraceError` where a program reads a symbol that is none of its own tensors, which are `known`."""
+"""Throw a `TraceError` where a program reads a symbol that is not among its `known` tensors."""
 function refuse_foreign(program::Program, known::Dict{Tensor,Int})
     check(x::Tensor) = haskey(known, x) || throw(TraceError(
         "a tensor was kept from an earlier trace, or made in another task: there it stood for values that exist only " *
