@@ -21,9 +21,9 @@ Base.Int(a::Address) = Int(a.pointer)
 
 Where an array's elements lie: an address, dimensions and strides in elements. Views are memories, too: they share
 `root`, the object that keeps the elements alive. Not a Julia array type, because the engine's own code then need not
-be compiled anew for every element type and number of dimensions.
+be compiled anew for every element type and number of dimensions. Nobody changes one.
 """
-struct Memory
+mutable struct Memory
     root::Any
     address::Address
     eltype::DataType

@@ -51,7 +51,7 @@ One operation. An op is callable with tensors, arrays and numbers.
 - `doc`: one line for the op reference.
 - `reads`: which operands the rules read, for each number of inputs: derived from the rules, see [`operands_read`](@ref).
 """
-struct Op <: Operator
+mutable struct Op <: Operator
     name::String
     infer::Function
     several::Bool
@@ -311,17 +311,27 @@ Turn operands into tensors. Numbers are weak: they take the float type of the te
 arrays of integers and booleans. Arrays of floats keep theirs.
 """
 function as_tensors(@nospecialize(operands))
-    T = Float64
-    for x in operands
-        if (x isa Tensor || x isa AbstractArray) && eltype(x) in FLOATS
-            T = eltype(x)
-            break
-        elseif x isa AbstractArray{<:DualNumber}
-            T = float_of(eltype(x))
-            break
+    found = Vector{Tensor}(undef, length(operands)::Int)
+    T = nothing  # found where one is no tensor yet
+    for i in eachindex(found)
+        x = operands isa Tuple ? operands[i] : operands[i]  # that of a tuple is found when this is compiled
+        if x isa Tensor
+            found[i] = x
+        else
+            T === nothing && (T = float_type(operands))
+            found[i] = as_tensor(x, T)
         end
     end
-    return Tensor[as_tensor(x, T) for x in operands]
+    return found
+end
+
+"""The float type that numbers take beside these operands."""
+function float_type(@nospecialize(operands))
+    for x in operands
+        (x isa Tensor || x isa AbstractArray) && eltype(x) in FLOATS && return eltype(x)
+        x isa AbstractArray{<:DualNumber} && return float_of(eltype(x))
+    end
+    return Float64
 end
 
 as_tensor(x::Tensor, @nospecialize(T)=Float64) = x
@@ -363,7 +373,11 @@ end
 """The one element type of all inputs; arrays keep theirs, so the caller decides which one is meant."""
 function common_eltype(inputs::Vector{Tensor})
     T = inputs[1].eltype
-    all(x -> x.eltype === T, inputs) && return T
+    same = true
+    for x in inputs
+        same &= x.eltype === T
+    end
+    same && return T
     names = join([string(x.eltype) for x in inputs], " and ")
     throw(DTypeError("operands of $names cannot be mixed; convert one with astype()"))
 end

@@ -48,8 +48,12 @@ const DOTTED = IdDict{Any,Any}()
 
 Base.Broadcast.broadcasted(::TensorStyle, @nospecialize(f), @nospecialize(args...)) = dotted(f, args)
 
-function dotted(@nospecialize(f), @nospecialize(args))
-    operands = Any[plain(a) for a in args]
+function dotted(@nospecialize(f), @nospecialize(args::Tuple))
+    operands = Vector{Any}(undef, length(args))
+    for i in eachindex(operands)
+        a = args[i]
+        operands[i] = a isa Tensor ? a : plain(a)
+    end
     f === Base.literal_pow && return elementwise_power(operands[2], value_of(operands[3]))
     stand_in = get(DOTTED, f, nothing)
     stand_in === nothing && return generic(f, operands)

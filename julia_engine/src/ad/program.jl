@@ -8,9 +8,10 @@
     Equation
 
 An op with its inputs, its attributes, and the variables that are its results. `scope` is the layer that it belongs to, for
-messages.
+messages. It is one object, as are an op's record, its attributes and memories: an immutable one would be copied by each call of a
+function that is found at run time.
 """
-struct Equation
+mutable struct Equation
     op::Op
     inputs::Vector{Tensor}
     attrs::Attributes
@@ -27,6 +28,15 @@ output(e::Equation) = only(e.outputs)
 
 """The same op with other inputs."""
 reading(e::Equation, inputs::Vector{Tensor}) = Equation(e.op, inputs, e.attrs, e.outputs, e.scope)
+
+"""The same op with `input_for(x)` in place of each input `x`; the equation itself where all stay."""
+function reading(input_for::F, e::Equation) where {F}
+    all_stay = true
+    for x in e.inputs
+        all_stay &= input_for(x) === x
+    end
+    return all_stay ? e : reading(e, Tensor[input_for(x) for x in e.inputs])
+end
 
 """The equations that compute each variable of a program."""
 const Made = Dict{Tensor,Equation}
@@ -49,7 +59,7 @@ Base.show(io::IO, program::Program) = print(io, "Program of ", length(program.eq
 
 function made_by(program::Program)
     made = Made()
-    sizehint!(made, length(program.equations))
+    sizehint!(made, 3 * length(program.equations) ÷ 2)  # a dictionary grows when two thirds are taken
     for e in program.equations, x in e.outputs
         made[x] = e
     end
@@ -214,14 +224,17 @@ function simplify(program::Program)
     end
     equations = Equation[]
     for e in program.equations
-        found = simpler(reading(e, Tensor[resolve(x) for x in e.inputs]), made)
+        found = simpler(reading(resolve, e), made)
         if found isa Equation
             push!(equations, found)
-            foreach(x -> made[x] = found, found.outputs)
+            for x in found.outputs
+                made[x] = found
+            end
             found.op.random && continue
             found = get!(known, fingerprint(found.op, found.inputs, found.attrs), found.outputs)
         end
-        for (x, instead) in zip(e.outputs, found::Vector{Tensor})
+        results = found::Vector{Tensor}
+        for (x, instead) in zip(e.outputs, results)
             instead === x || (replaced[x] = instead)
         end
     end
@@ -233,9 +246,10 @@ literal_bits(x::Tensor) = x.eltype === Float32 ? UInt(reinterpret(UInt32, item(x
 
 """What an op is applied to, in numbers: equal for ops that compute the same."""
 function fingerprint(op::Op, inputs::Vector{Tensor}, attrs::Attributes)
-    key = UInt[objectid(op)]
-    for x in inputs
-        push!(key, objectid(x))
+    key = Vector{UInt}(undef, 1 + length(inputs))
+    key[1] = objectid(op)
+    for i in eachindex(inputs)
+        key[i+1] = objectid(inputs[i])
     end
     for (_, attr) in pairs_of(attrs)
         write_down!(key, attr)

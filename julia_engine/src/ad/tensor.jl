@@ -21,9 +21,9 @@ is_dual(@nospecialize(x)) = x isa DualNumber || x isa AbstractArray{<:DualNumber
 """
     attributes(name => value, ...)
 
-An op's attributes, read by name: `attrs.axes`.
+An op's attributes, read by name: `attrs.axes`. Nobody changes them.
 """
-struct Attributes
+mutable struct Attributes
     pairs::Vector{Pair{Symbol,Any}}
 end
 attributes(@nospecialize(pairs...)) = Attributes(Pair{Symbol,Any}[pair for pair in pairs])

@@ -274,7 +274,7 @@ function fuse_pools(program::Program)
     r = PoolRewrite(found, Equation[], Made(), Dict{Tensor,Tensor}(), Dict{Tensor,Tuple{Tensor,Tensor}}(),
         Dict{Tensor,Tuple{PooledConvolution,Tensor}}())
     for e in program.equations
-        e = reading(e, Tensor[get(r.replaced, a, a) for a in e.inputs])
+        e = reading(a -> get(r.replaced, a, a), e)
         instead = without_pool!(r, e)
         instead === nothing ? put!(r, e) : (r.replaced[output(e)] = instead)
     end

@@ -33,9 +33,10 @@ end
 
 function Uses(program::Program)
     counts = Dict{Tensor,Int}()
-    for x in [Tensor[x for e in program.equations for x in e.inputs]; program.outputs]
-        counts[x] = get(counts, x, 0) + 1
-    end
+    sizehint!(counts, 3 * length(program.equations) ÷ 2)
+    count!(x::Tensor) = counts[x] = get(counts, x, 0) + 1
+    foreach(e -> foreach(count!, e.inputs), program.equations)
+    foreach(count!, program.outputs)
     return Uses(made_by(program), counts)
 end
 
@@ -55,7 +56,11 @@ Replace chains of ops by the fused ops that stand for them.
 function fuse(program::Program)
     program = fuse_pools(program)
     uses = Uses(program)
-    place = Dict{Tensor,Int}(x => i for (i, e) in enumerate(program.equations) for x in e.outputs)
+    place = Dict{Tensor,Int}()
+    sizehint!(place, 3 * length(program.equations) ÷ 2)
+    for (i, e) in enumerate(program.equations), x in e.outputs
+        place[x] = i
+    end
     equations = Equation[]
     for e in program.equations
         found = fusion(e, uses, place)

@@ -28,8 +28,10 @@ struct Value
     fixed::Bool
     since::Int
 end
-Value(nbytes; reads=Int[], view_of=0, may_overwrite=Int[], parts=Int[], fixed=false, since=0) =
+Value(nbytes; reads=NO_VALUES, view_of=0, may_overwrite=NO_VALUES, parts=NO_VALUES, fixed=false, since=0) =
     Value(nbytes, reads, view_of, may_overwrite, parts, fixed, since)
+
+const NO_VALUES = Int[]
 
 """
     Plan

@@ -56,13 +56,15 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
     leaves = captured(program)
     known = Tensor[program.inputs; leaves; Tensor[x for e in program.equations for x in e.outputs]]
     number = Dict{Tensor,Int}()
-    sizehint!(number, length(known))
-    foreach(i -> number[known[i]] = i, eachindex(known))
+    sizehint!(number, 3 * length(known) ÷ 2)  # a dictionary grows when two thirds are taken
+    for i in eachindex(known)
+        number[known[i]] = i
+    end
     refuse_foreign(program, number)
     values = Value[Value(bytes_of(x); fixed=true) for x in known[1:length(program.inputs)+length(leaves)]]
     whole = needed_whole(program, regions)
     outputs = Set{Tensor}(program.outputs)
-    foreach(e -> append!(values, described(e, number, made, outputs, whole, regions, techniques)), program.equations)
+    foreach(e -> describe!(values, e, number, made, outputs, whole, regions, techniques), program.equations)
     arranged = plan(values; in_place=techniques.in_place, reuse=techniques.reuse_memory)
     memories = Vector{Union{Nothing,Memory}}(nothing, length(known))
     inputs = Any[unfilled(new_array(x.eltype, x.dims)) for x in program.inputs]
@@ -501,7 +503,7 @@ end
 function with_copied_views(program::Program)
     copies, equations = Dict{Tensor,Tensor}(), Equation[]
     for e in program.equations
-        push!(equations, reading(e, Tensor[get(copies, a, a) for a in e.inputs]))
+        push!(equations, reading(a -> get(copies, a, a), e))
         e.op.view === nothing && continue
         for x in e.outputs
             push!(equations, copy_of(x, e.scope))
@@ -559,7 +561,7 @@ function legalised(program::Program)
         elseif op.accepts !== nothing
             inputs = Tensor[suited(a, op.accepts) for a in inputs]
         end
-        push!(equations, reading(e, inputs))
+        push!(equations, inputs === e.inputs ? e : reading(e, inputs))
     end
     return Program(program.inputs, equations, program.outputs), layout
 end
@@ -650,20 +652,21 @@ function needed_whole(program::Program, regions::Regions)
     return needed
 end
 
-"""Describe an equation's results to the planner."""
-function described(e::Equation, number::Dict{Tensor,Int}, made::Made, outputs::Set{Tensor}, whole::Set{Tensor}, regions::Regions,
-        techniques::Techniques)
+"""Describe an equation's results to the planner: append them to `values`."""
+function describe!(values::Vector{Value}, e::Equation, number::Dict{Tensor,Int}, made::Made, outputs::Set{Tensor}, whole::Set{Tensor},
+        regions::Regions, techniques::Techniques)
     op, x = e.op, e.outputs[1]
     reads = Int[number[a] for a in e.inputs]
-    op.view === nothing || return Value[Value(bytes_of(y); reads=reads, view_of=read) for (y, read) in zip(e.outputs, reads)]
+    op.view === nothing ||
+        return append!(values, Value[Value(bytes_of(y); reads=reads, view_of=read) for (y, read) in zip(e.outputs, reads)])
     if op.several  # the last one reads the others, so that all are in use until the op is done
         others = Int[number[y] for y in e.outputs[1:end-1]]
-        return Value[Value(bytes_of(y); reads=y === e.outputs[end] ? [reads; others] : reads, fixed=y in outputs)
-                     for y in e.outputs]
+        return append!(values, Value[Value(bytes_of(y); reads=y === e.outputs[end] ? [reads; others] : reads, fixed=y in outputs)
+                                     for y in e.outputs])
     end
     region = get(regions, x, nothing)
-    region === nothing || return Value[described_in(region, e, number, reads, x in outputs)]
-    may_overwrite = Int[]
+    region === nothing || return push!(values, described_in(region, e, number, reads, x in outputs))
+    may_overwrite = NO_VALUES
     for i in op.overwrites
         i <= length(e.inputs) || continue
         a = e.inputs[i]
@@ -676,10 +679,10 @@ function described(e::Equation, number::Dict{Tensor,Int}, made::Made, outputs::S
         end
         before = op_of(base, made)
         a.dims == x.dims && a.eltype === x.eltype && (before === nothing || before.view === nothing) &&
-            push!(may_overwrite, number[a])
+            (may_overwrite = may_overwrite === NO_VALUES ? Int[number[a]] : push!(may_overwrite, number[a]))
     end
-    parts = techniques.place_parts ? Int[number[a] for a in placeable(e, made, whole, regions)] : Int[]
-    return Value[Value(bytes_of(x); reads=reads, may_overwrite=may_overwrite, parts=parts, fixed=x in outputs)]
+    parts = techniques.place_parts && op === ASSEMBLE ? Int[number[a] for a in placeable(e, made, whole, regions)] : NO_VALUES
+    return push!(values, Value(bytes_of(x); reads=reads, may_overwrite=may_overwrite, parts=parts, fixed=x in outputs))
 end
 
 """
@@ -688,7 +691,7 @@ the place is a matrix that BLAS can read, or lies in one piece.
 """
 function placeable(e::Equation, made::Made, whole::Set{Tensor}, regions::Regions)
     parts = Tensor[]
-    e.op === ASSEMBLE && covers(e.attrs.dims, e.attrs.indices) || return parts
+    covers(e.attrs.dims, e.attrs.indices) || return parts
     seen = shape_of(output(e))
     counts = Dict{Tensor,Int}()
     for a in e.inputs

@@ -82,6 +82,7 @@ can_be_tiled(e::Equation, layout::Dict{Tensor,Memory}) = e.op.elementwise && len
 
 """How far apart the elements of an operand lie, taken in the order of a dense array of size `dims`, if there is one answer."""
 function tile_stride(m::Memory, dims::Vector{Int})
+    m.dims == dims && is_dense(m) && return 1  # as below, without its lists
     n, s = coalesced(dims, Vector{Int}[dense_strides(dims), spread_strides(m, dims)])
     return length(n) == 1 ? s[2][1] : nothing
 end

@@ -60,7 +60,9 @@ The address of an operation's kernel, for Float32 or for Float64.
 function kernel(name::Symbol, single::Bool)
     lock(ADDRESSES_LOCK)
     try
-        return get!(() -> address(KERNELS[name], single), ADDRESSES, (name, single))
+        known = get(ADDRESSES, (name, single), C_NULL)
+        known === C_NULL || return known
+        return ADDRESSES[(name, single)] = address(KERNELS[name], single)
     finally
         unlock(ADDRESSES_LOCK)
     end
