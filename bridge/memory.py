@@ -1,14 +1,17 @@
-"""Resident memory of processes, as the kernel keeps it (Linux)."""
+"""Resident memory of processes, as the kernel keeps it (Linux), and the time that collecting garbage takes."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from bridge.errors import EngineUnavailableError
 
-__all__ = ["held", "held_alone", "peak_rss", "reset_peak"]
+__all__ = ["collecting_seconds", "held", "held_alone", "peak_rss", "reset_peak"]
 
 
 def reset_peak() -> None:
@@ -29,6 +32,31 @@ def peak_rss() -> int:
     if found is None:
         raise _unavailable("/proc/self/status has no VmHWM")
     return int(found[1]) * 1024
+
+
+class _Collections:
+    """Adds up what Python's collections of garbage take, of which it is called at the start and the end of each."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def __call__(self, phase: str, info: Mapping[str, int]) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._began = now
+        else:
+            self.seconds += now - self._began
+
+
+_collections = _Collections()
+
+
+def collecting_seconds() -> float:
+    """Seconds that Python has spent collecting garbage in this process since this was first called."""
+    if _collections not in gc.callbacks:
+        gc.callbacks.append(_collections)
+    return _collections.seconds
 
 
 def held(pid: int) -> int:

@@ -233,6 +233,14 @@ class Costed(Protocol):
         """What the threads do in it, in words: "split over 2 threads"."""
         ...
 
+    def held_bytes(self) -> int:
+        """Bytes of the values, gradients and scratch memory of the steps planned so far, parameters not counted."""
+        ...
+
+    def collecting_seconds(self) -> float:
+        """Seconds that its process has spent collecting garbage since some moment before the first call."""
+        ...
+
 
 @runtime_checkable
 class Starting(Protocol):

@@ -286,6 +286,14 @@ class Worker:
         """See `Costed.threads_in_step`; empty for a session that can't say it."""
         return str(self._call("threads_in_step"))
 
+    def held_bytes(self) -> int | None:
+        """See `Costed.held_bytes`; None for a session that can't say it."""
+        return cast("int | None", self._call("held_bytes"))
+
+    def collecting_seconds(self) -> float | None:
+        """See `Costed.collecting_seconds`; None for a session that can't say it."""
+        return cast("float | None", self._call("collecting_seconds"))
+
     def libraries(self) -> list[dict[str, Any]]:
         """The BLAS and OpenMP libraries that the process has loaded, as threadpoolctl describes them."""
         return cast("list[dict[str, Any]]", self._call("libraries"))

@@ -244,6 +244,14 @@ class _Server:
         session = self._built
         return {"result": session.threads_in_step() if isinstance(session, Costed) else ""}
 
+    def do_held_bytes(self) -> Answer:
+        session = self._built
+        return {"result": session.held_bytes() if isinstance(session, Costed) else None}
+
+    def do_collecting_seconds(self) -> Answer:
+        session = self._built
+        return {"result": session.collecting_seconds() if isinstance(session, Costed) else None}
+
     def do_libraries(self) -> Answer:
         from threadpoolctl import threadpool_info
 

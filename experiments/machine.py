@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,6 +97,12 @@ class Machine:
     def __str__(self) -> str:
         """The label with the first digits of the digest, for tables: different for different machines."""
         return f"{self.label} {self.digest[:8]}"
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of its largest cache; 0 where the system does not say."""
+        sizes = [re.fullmatch(r"(\d+)([KMG]?)", size) for size in self.caches.values()]
+        return max((int(size[1]) << 10 * " KMG".index(size[2] or " ") for size in sizes if size), default=0)
 
     def record(self) -> dict[str, Any]:
         """Everything, for the provenance of a result."""

@@ -351,6 +351,15 @@ class JuliaSession(EntrySession):
         """See `Costed.threads_in_step`."""
         return str(self._runtime.evaluate(f"TwinGrad.Entry.threads_in_step({self._number})"))
 
+    def held_bytes(self) -> int:
+        """See `Costed.held_bytes`."""
+        held = f"TwinGrad.Entry.held_bytes(TwinGrad.Entry.session({self._number}))"
+        return int(str(self._runtime.evaluate(f"string({held})")))
+
+    def collecting_seconds(self) -> float:
+        """See `Costed.collecting_seconds`."""
+        return float(str(self._runtime.evaluate("string(Base.gc_num().total_time / 1e9)")))
+
     def state(self) -> dict[str, Array]:
         """See `Resumable.state`."""
         sizes = np.zeros(3, np.int64)

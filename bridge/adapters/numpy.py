@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from bridge import linear_algebra, weights
+from bridge import linear_algebra, memory, weights
 from bridge.checks import DataCheck, check_known
 from bridge.layers import Layer, Shape
 from bridge.session import Evaluation, Optimizer
@@ -102,6 +102,14 @@ class NumpySession:
     def threads_in_step(self) -> str:
         """See `Costed.threads_in_step`."""
         return self.trainer.threads_in_step()
+
+    def held_bytes(self) -> int:
+        """See `Costed.held_bytes`."""
+        return sum(tape.nbytes for tape in self.trainer.tapes)
+
+    def collecting_seconds(self) -> float:
+        """See `Costed.collecting_seconds`."""
+        return memory.collecting_seconds()
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""

@@ -4,6 +4,9 @@ A series is a network in sizes that differ in one thing. Of each size an engine'
 one process for all of them: start-up is `build` and the first step less a later one, and is where our engines trace and
 plan. The machine's limit of the step (`roofline`) is measured, too, once for each size of memory.
 
+What may explain a time that grows faster than its work is recorded beside it: the seconds of it that collecting garbage
+took, the bytes of memory that the work needs, and those of the machine's largest cache.
+
 The graph is one sine of ten numbers after another. Timed are the eager gradient, and of our engines also the first call
 of the compiled gradient, which traces and plans it, and a later call, which replays it: in numpy and PyTorch by this
 file, in a separate process, in Julia by `growth.jl`.
@@ -24,12 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bridge import memory
 from bridge import spec as model_spec
 from bridge.errors import WorkerError
 from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.find import find
 from bridge.session import Optimizer
 from bridge.worker import Worker, environment
+from experiments import machine
 from experiments.data import generated
 from experiments.measures import roofline
 from experiments.measures.ablation import chunk, warm
@@ -49,11 +54,15 @@ CHUNK_SECONDS = 0.2
 ONCE_SECONDS, CALL_SECONDS = 5.0, 30.0
 """What a call takes, at most, that is repeated, and one that a larger graph follows."""
 ELEMENTS = 10
+EXPLAINING = ("collecting_seconds", "held_bytes", "cache_bytes")
+"""Fields of a row that older records lack."""
 
 _START = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
 
 Row = dict[str, Any]
-Timed = Callable[[int], dict[str, float]]
+Seconds = tuple[float, float]
+"""What a call took, and what of it collecting garbage took."""
+Timed = Callable[[int], dict[str, Seconds]]
 """Times a graph with a number of nodes: what was timed, and its seconds."""
 
 
@@ -85,8 +94,8 @@ def run(given: Assignment) -> Parts:
                 yield {"growth": rows}
         yield given.blas(worker)
     if given.engines[0] in IN_PYTHON or given.engines[0] == "julia":
-        for what, nodes, seconds in of_graphs(given.engines[0], given.settings[NODES]):
-            rows.append({"series": NODES, "value": nodes, "what": what, "seconds": seconds})
+        for row in of_graphs(given.engines[0], given.settings[NODES]):
+            rows.append({"series": NODES, **row, "cache_bytes": machine.machine().cache_bytes})
         given.watcher.step()
     yield {"growth": rows}
 
@@ -94,15 +103,22 @@ def run(given: Assignment) -> Parts:
 def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, ...], roofline.Rates]) -> Iterator[Row]:
     """The step and the start-up of an engine at one size of a network. The machine is measured if not in `rates`."""
     task.preload(worker)
+    before = worker.collecting_seconds()
     first = started(worker, task)
+    after = worker.collecting_seconds()
     seconds = warm(worker, task)
     steps = max(1, round(CHUNK_SECONDS / seconds))
     step = min(chunk(worker, task, steps) for _ in range(REPEATS))
     work = roofline.work_of(task)
     if (needed := roofline.memory_sizes(work)) not in rates:
         rates[needed] = roofline.measure(work, task.dtype, threads)
-    yield {"what": "step", "seconds": step, "limit_seconds": roofline.Limit(work, rates[needed]).seconds}
-    yield {"what": "start-up", "seconds": max(first - step, 0.0)}
+    held = worker.held_bytes()
+    known: Row = {} if held is None else {"held_bytes": held, "cache_bytes": machine.machine().cache_bytes}
+    limit = {"limit_seconds": roofline.Limit(work, rates[needed]).seconds}
+    yield {"what": "step", "seconds": step, **limit, **known}
+    if before is not None and after is not None:
+        known["collecting_seconds"] = after - before
+    yield {"what": "start-up", "seconds": max(first - step, 0.0), **known}
 
 
 def started(worker: Worker, task: Task) -> float:
@@ -110,8 +126,8 @@ def started(worker: Worker, task: Task) -> float:
     return task.build(worker) + task.train(worker, task.work.order(task.seed, 1, task.batch_size))[1]
 
 
-def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[tuple[str, int, float]]:
-    """What was timed of an engine's graphs, their nodes, and the seconds."""
+def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[Row]:
+    """What was timed of an engine's graphs: the rows of a record, without what is the same in all."""
     variables = dict(environment(1))
     if engine == "julia":
         path = os.environ.get("JULIA_LOAD_PATH") or os.pathsep.join(("@", "@v#.#", "@stdlib"))
@@ -128,19 +144,26 @@ def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[tuple[str, int, flo
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1][-500:]
         raise WorkerError(f"engine {engine}: its graphs can't be timed; its process last said: {said}")
     for line in done.stdout.splitlines():
-        what, count, seconds = line.split("\t")
-        yield what, int(count), float(seconds)
+        what, count, seconds, collecting, held = line.split("\t")
+        yield {
+            **{"what": what, "value": int(count), "seconds": float(seconds)},
+            **{"collecting_seconds": float(collecting), "held_bytes": int(held)},
+        }
 
 
 def main(start: Mapping[str, Any]) -> None:
     """Time an engine's graphs in a separate process, and print what was found."""
     for timed in IN_PYTHON[start["engine"]]():
         timed(1)
+        memory.reset_peak()
+        before = memory.peak_rss()
         for count in start[NODES]:
+            memory.reset_peak()
             found = timed(count)
-            for what, seconds in found.items():
-                print(what, count, seconds, sep="\t", flush=True)
-            if max(found.values()) > CALL_SECONDS:
+            held = max(memory.peak_rss() - before, 0)
+            for what, (seconds, collecting) in found.items():
+                print(what, count, seconds, collecting, held, sep="\t", flush=True)
+            if max(found.values())[0] > CALL_SECONDS:
                 break
 
 
@@ -157,10 +180,10 @@ def _of_numpy() -> list[Timed]:
 
         return pe.grad(chain)
 
-    def eager(count: int) -> dict[str, float]:
+    def eager(count: int) -> dict[str, Seconds]:
         return {"eager gradient": _least(gradient(count), x)}
 
-    def compiled(count: int) -> dict[str, float]:
+    def compiled(count: int) -> dict[str, Seconds]:
         function = gradient(count)
         kept: list[Any] = []
 
@@ -179,7 +202,7 @@ def _of_torch() -> list[Timed]:
 
     x = torch.linspace(0.1, 1.0, ELEMENTS, dtype=torch.float64, requires_grad=True)
 
-    def eager(count: int) -> dict[str, float]:
+    def eager(count: int) -> dict[str, Seconds]:
         def gradient(x: Any) -> Any:
             y = x
             for _ in range(count):
@@ -195,14 +218,14 @@ IN_PYTHON: Mapping[str, Callable[[], list[Timed]]] = {"numpy": _of_numpy, "torch
 """Engines that are asked in Python, and what of theirs is timed, one after the other."""
 
 
-def _least(call: Callable[[Any], Any], x: Any) -> float:
+def _least(call: Callable[[Any], Any], x: Any) -> Seconds:
     """The least seconds of a few calls."""
-    best = float("inf")
+    best = (float("inf"), 0.0)
     for _ in range(REPEATS):
-        start = time.perf_counter()
+        before, start = memory.collecting_seconds(), time.perf_counter()
         call(x)
         taken = time.perf_counter() - start
-        best = min(best, taken)
+        best = min(best, (taken, memory.collecting_seconds() - before))
         if taken > ONCE_SECONDS:
             break
     return best
@@ -239,7 +262,11 @@ MEASURE = Measure(
     run=run,
     form={
         "growth": [
-            {"series": "text", "value": "count", "what": "text", "seconds": "number", "limit_seconds?": "number"},
+            {
+                **{"series": "text", "value": "count", "what": "text", "seconds": "number"},
+                **dict.fromkeys(("limit_seconds?", "collecting_seconds?"), "number"),
+                **dict.fromkeys(("held_bytes?", "cache_bytes?"), "count"),
+            },
         ]
     },
     files=("experiments/measures/growth.jl", "experiments/measures/roofline.jl"),
@@ -252,8 +279,9 @@ MEASURE = Measure(
     steps=lambda job: sum(len(series.sizes) for series in job.paper.series) + 1,
     columns=(
         *("key", "paper", "engine", "label", "threads", "profile", "series", "value", "what", "seconds"),
-        *("limit_seconds", "data_source", "cpu_model", "machine", "commit", "created"),
+        *("limit_seconds", *EXPLAINING, "data_source", "cpu_model", "machine", "commit", "created"),
     ),
     later=True,
+    later_columns=EXPLAINING,
     summary=("series", "value", "what", "seconds"),
 )

@@ -2,7 +2,8 @@
 
 The exponents of steps come from the study of several sizes (`sizes.points`), those of the series and of the graphs from
 the measure `growth`. Work that grows in proportion (`LINEAR`) should take time in proportion: an exponent above `MOST`
-is marked there.
+is marked there. It is explained where the machine's limit grows as fast; or where the time, without that of collecting
+garbage, grows in proportion among the sizes whose memory fits the machine's largest cache, and among the others.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.formats import MISSING, duration, fixed, given, significant
-from experiments.measures.growth import NODES, ONCE_SECONDS
+from experiments.formats import MISSING, duration, fixed, given, percent, significant
+from experiments.measures.growth import EXPLAINING, NODES, ONCE_SECONDS
 from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.sizes import TARGETS, origin, points
@@ -25,6 +26,10 @@ LINEAR = ("batch", "steps in time", "words", NODES)
 """What the work of a step, or of planning it, grows in proportion to; a width is none, whose square counts."""
 MOST = 1.05
 """The exponent up to which a time is in proportion."""
+FITTED = ("exponent", "beyond", "collecting", "inside", "outside")
+"""Of each engine: the exponent of its time; that of time / limit; the share of collecting garbage at the largest size;
+and the exponents without it of the sizes whose memory fits the machine's largest cache, and of the others.
+"""
 
 EAGER, FIRST_CALL = "eager gradient", "first call, compiled"
 EAGER_NODES = 10_000
@@ -58,7 +63,7 @@ def growth(view: View) -> Table:
     return Table(
         fields=(
             *("kind", "machine", "data", "group", "threads", "against", "at"),
-            *(f"{engine}_{name}" for engine in engines for name in ("exponent", "beyond")),
+            *(f"{engine}_{name}" for engine in engines for name in FITTED),
         ),
         columns=(
             column("against", "against", align="left"),
@@ -107,7 +112,10 @@ def _of_points(view: View) -> list[Row]:
                 row = {"group": group, "threads": threads, "against": against, "at": f"{other} {given(at)}"}
                 row["linear"] = (over[group] if against == "size" else against) in LINEAR
                 for engine, line in part.groupby("engine"):
-                    row |= _fitted(str(engine), line[against], line["step"], line["limit"])
+                    times = pd.DataFrame(
+                        {"value": line[against], "seconds": line["step"], "limit_seconds": line["limit"]}
+                    )
+                    row |= _fitted(str(engine), times)
                 rows.append({**row, **origin(view)})
     return sorted(rows, key=lambda row: (-int(row["threads"]), str(row["group"])))
 
@@ -118,7 +126,7 @@ def _of_series(view: View) -> Iterator[Row]:
         ends = " to ".join(f"{int(value):,}" for value in (part["value"].min(), part["value"].max()))
         row = {**about, "at": f"{about['what']}, {ends}", "linear": about["against"] in LINEAR}
         for engine, line in part.groupby("engine"):
-            row |= _fitted(str(engine), line["value"], line["seconds"], line["limit_seconds"])
+            row |= _fitted(str(engine), line)
         yield row
 
 
@@ -133,16 +141,28 @@ def _series(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
         yield {"group": group, "threads": threads, "against": against, "what": what, **origins}, part
 
 
-def _fitted(engine: str, values: pd.Series, times: pd.Series, limits: pd.Series) -> dict[str, Any]:
-    """The exponents of an engine's times and of time / limit, and the steepest slope between neighbouring values."""
-    ordered = pd.DataFrame({"value": values, "time": times}).sort_values("value")
+def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
+    """What `FITTED` says of an engine's `seconds` over `value`, and the steepest slope between neighbouring values."""
+    times = times.sort_values("value").reindex(columns=["value", "seconds", "limit_seconds", *EXPLAINING])
     pairs = [
         (slope, low.value, high.value)
-        for low, high in zip(ordered[:-1].itertuples(), ordered[1:].itertuples(), strict=True)
-        if (slope := exponent([low.value, high.value], [low.time, high.time])) is not None
+        for low, high in zip(times[:-1].itertuples(), times[1:].itertuples(), strict=True)
+        if (slope := exponent([low.value, high.value], [low.seconds, high.seconds])) is not None
     ]
-    found = {"exponent": exponent(values, times), "beyond": exponent(values, times / limits)}
-    return {f"{engine}_{name}": value for name, value in (found | {"steepest": max(pairs, default=None)}).items()}
+    collecting = times["collecting_seconds"].astype(float).fillna(0.0)
+    rest = times["seconds"] - collecting
+    known = bool((times["cache_bytes"].astype(float) > 0).all() and times["held_bytes"].notna().all())
+    inside = times["held_bytes"].astype(float) <= times["cache_bytes"].astype(float) if known else rest.notna()
+    found = {
+        "exponent": exponent(times["value"], times["seconds"]),
+        "beyond": exponent(times["value"], times["seconds"] / times["limit_seconds"].astype(float)),
+        "collecting": float((collecting / times["seconds"]).iloc[-1]),
+        "inside": exponent(times["value"][inside], rest[inside]),
+        "outside": exponent(times["value"][~inside], rest[~inside]),
+        "steepest": max(pairs, default=None),
+        "split": known,
+    }
+    return {f"{engine}_{name}": value for name, value in found.items()}
 
 
 def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Series) -> float | None:
@@ -160,13 +180,27 @@ def _is_above(row: Row, engine: str) -> bool:
 
 
 def _why(row: Row, engine: str) -> str:
-    """The exponent of an engine that is above `MOST`, where it comes from, and whether the limit explains it."""
+    """The exponent of an engine that is above `MOST`, where it comes from, and whether something explains it."""
     slope, low, high = row[f"{engine}_steepest"]
+    said = f"{fixed(row[f'{engine}_exponent'])}, steepest from {int(low):,} to {int(high):,} ({fixed(slope)}); "
     beyond = row.get(f"{engine}_beyond")
-    explained = beyond is not None and beyond <= MOST - 1
-    return f"{fixed(row[f'{engine}_exponent'])}, steepest from {int(low):,} to {int(high):,} ({fixed(slope)}); " + (
-        "the limit grows as fast." if explained else "not explained."
+    if beyond is not None and beyond <= MOST - 1:
+        return said + "the limit grows as fast."
+    collecting, split = row[f"{engine}_collecting"], row[f"{engine}_split"]
+    places = ("among those in its caches", "among the others") if split else ("", "")
+    rest = [
+        (place, found)
+        for name, place in zip(("inside", "outside"), places, strict=True)
+        if (found := row[f"{engine}_{name}"]) is not None
+    ]
+    if not split and not collecting:
+        return said + "not explained."
+    of_rest = (
+        " and ".join(f"{fixed(found)} {place}".strip() for place, found in rest) or "of too few sizes to be fitted"
     )
+    without = f"without collecting garbage ({percent(collecting)} of the longest)" if collecting else "by memory"
+    explained = bool(rest) and all(found <= MOST for _, found in rest)
+    return f"{said}{without} {of_rest}; {'which explains it' if explained else 'the rest is not explained'}."
 
 
 @producer

@@ -167,6 +167,7 @@ def test_the_numpy_engine_can_say_where_the_time_of_a_step_goes(name: str, numpy
     of_output = [flops for op, layer, _, _, flops in costs if (op, layer) == ("matmul", spec.layers[-1].id)]
     inputs = spec.parameters()[f"{spec.layers[-1].id}.weight"].shape
     assert of_output == [2 * 4 * int(np.prod(inputs))] * 3, "forward, and the gradients by weight and input"
+    check_memory(numpy_worker, spec)
 
 
 def operations(spec: ModelSpec, family: Family) -> tuple[float, int]:
@@ -190,8 +191,18 @@ def test_the_julia_engine_can_too_and_frameworks_can_not(julia_worker: Any, torc
         assert {op for op, *_, flops in costs if flops} <= {op for op, *_ in costs if op.startswith(PRODUCTS)}
         after = julia_worker.params()
         assert all((after[key] == before[key]).all() for key in before), "asking changes nothing that is trained"
+        check_memory(julia_worker, spec)
     trained(torch_worker, spec, FAMILIES[name])
     assert torch_worker.costs() == []
+    assert torch_worker.held_bytes() is torch_worker.collecting_seconds() is None
+
+
+def check_memory(worker: Worker, spec: ModelSpec) -> None:
+    """A step holds at least the mini-batch's output, and less than 100 MB of these small networks."""
+    held, collecting = worker.held_bytes(), worker.collecting_seconds()
+    assert held is not None and collecting is not None
+    assert 4 * 4 * spec.layers[-1].settings()["units"] <= held < 1e8
+    assert 0 <= collecting <= (worker.collecting_seconds() or 0) < 1000
 
 
 def check_costs(costs: list[tuple[str, str, float, int, int]], spec: ModelSpec) -> None:
@@ -540,6 +551,11 @@ growth_nodes = [10, 20]
         assert [(row["series"], row["value"], row["what"]) for row in rows[engine]] == expected
         assert all(row["seconds"] > 0 or row["what"] == "start-up" for row in rows[engine])
         assert all(row["limit_seconds"] > 0 for row in rows[engine] if row["what"] == "step")
+        ours = engine == "numpy"
+        for row in rows[engine]:
+            graph = row["series"] == "nodes"
+            assert ("held_bytes" in row, "cache_bytes" in row) == (ours or graph, ours or graph)
+            assert ("collecting_seconds" in row) == (graph or (ours and row["what"] == "start-up"))
     assert len(tidy_rows(found.records)["growth"]) == sum(map(len, rows.values()))
 
 
@@ -547,8 +563,8 @@ def test_growth_is_timed_of_graphs_in_julia(julia: Julia) -> None:
     found = list(growth.of_graphs("julia", [5, 10]))
     eager = [("eager gradient", nodes) for nodes in (5, 10)]
     compiled = [(f"{which} call, compiled", nodes) for nodes in (5, 10) for which in ("first", "later")]
-    assert [(what, nodes) for what, nodes, _ in found] == [*eager, *compiled]
-    assert all(0 < seconds < 60 for _, _, seconds in found)
+    assert [(row["what"], row["value"]) for row in found] == [*eager, *compiled]
+    assert all(0 <= row["collecting_seconds"] <= row["seconds"] < 60 and row["held_bytes"] >= 0 for row in found)
 
 
 def test_a_process_of_graphs_that_fails_is_named_with_its_last_words() -> None:
@@ -776,6 +792,34 @@ def test_an_exponent_above_that_of_linear_work_is_marked_and_said_to_be_explaine
     assert "×" not in "".join(
         column.text(row) for row in growth_tables.growth(grown(fake, view_of, 1.0)).rows for column in made.columns
     )
+
+
+@pytest.mark.parametrize(
+    ("collecting", "cache", "explanation"),
+    [
+        # By the nodes: 100, 1,000 and 10,000. All time beyond 1 µs for each node is that of collecting.
+        (1.0, 0, "without collecting garbage (84 % of the longest) 1.00; which explains it."),
+        (0.5, 0, "without collecting garbage (42 % of the longest) 1.16; the rest is not explained."),
+        (0.0, 1000, "by memory 1.20 among those in its caches; the rest is not explained."),
+        (
+            1.0,
+            1000,
+            "without collecting garbage (84 % of the longest) 1.00 among those in its caches; which explains it.",
+        ),
+        (1.0, 10, "without collecting garbage (84 % of the longest) 1.00 among the others; which explains it."),
+    ],
+)
+def test_an_exponent_is_explained_by_collecting_garbage_and_by_the_caches(
+    fake: ModuleType, view_of: ViewOf, collecting: float, cache: int, explanation: str
+) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    for row in rows["growth"]:
+        if (row["engine"], row["series"]) == ("julia", "nodes"):
+            linear, row["seconds"] = 1e-6 * row["value"], 1e-6 * row["value"] ** 1.2
+            row |= {"collecting_seconds": collecting * (row["seconds"] - linear)}
+            row |= {"held_bytes": row["value"], "cache_bytes": cache}
+    (said,) = [note for note in growth_tables.growth(view_of(rows, paper="sizes")).notes if "eager gradient" in note]
+    assert said.endswith(explanation)
 
 
 def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_of: ViewOf) -> None:
