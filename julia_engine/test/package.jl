@@ -81,6 +81,7 @@ function extended()
     for M in OTHERS, name in names(M; all=true)
         isdefined(M, name) && !Base.isdeprecated(M, name) || continue
         f = getfield(M, name)
+        f isa DataType && f <: Function && isdefined(f, :instance) && (f = f.instance)  # some have no other name
         (f isa Function || f isa Type && f !== Vararg) && !(f isa Core.Builtin) || continue
         any(ours, methods(f)) && push!(found, f)
     end
@@ -94,8 +95,9 @@ const EXTENDED = extended()
     of_others = Module(:OfOthers)
     for (k, f) in enumerate(EXTENDED)
         Core.eval(of_others, :(const $(Symbol("f", k)) = $f))
+        f isa Function && Core.eval(of_others, :(const $(Symbol("F", k)) = $(typeof(f))))  # some versions look at these
     end
-    @test length(names(of_others; all=true)) > length(EXTENDED) > 100
+    @test length(EXTENDED) > 100
     @test filter(pair -> any(ours, pair), detect_ambiguities(of_others, MODULES...)) == []
 end
 
