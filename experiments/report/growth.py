@@ -8,6 +8,7 @@ is marked there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -91,9 +92,10 @@ def _engines(view: View, measures: Iterable[str]) -> list[str]:
 def _of_points(view: View) -> list[Row]:
     """The rows of the growth table for the steps of the study of several sizes."""
     known = pd.DataFrame(
-        {**about, "engine": engine, "step": steps[engine].median(), "limit": of_point["limit_microseconds"].median()}
+        {**about, "engine": engine, "step": step, "limit": limit}
         for about, of_point, steps in points(view)
-        for engine in steps
+        for limit in [of_point["limit_microseconds"].median()]
+        for engine, step in steps.median().items()
     )
     if not len(known):
         return []
@@ -135,11 +137,11 @@ def _series(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
 
 def _fitted(engine: str, values: pd.Series, times: pd.Series, limits: pd.Series) -> dict[str, Any]:
     """The exponents of an engine's times and of time / limit, and the steepest slope between neighbouring values."""
-    ordered = pd.DataFrame({"value": values, "time": times}).sort_values("value")
+    ordered = sorted(zip(values, times, strict=True), key=lambda point: point[0])
     pairs = [
-        (slope, low.value, high.value)
-        for low, high in zip(ordered[:-1].itertuples(), ordered[1:].itertuples(), strict=True)
-        if (slope := exponent([low.value, high.value], [low.time, high.time])) is not None
+        (slope, low, high)
+        for (low, time), (high, later) in pairwise(ordered)
+        if (slope := exponent([low, high], [time, later])) is not None
     ]
     found = {"exponent": exponent(values, times), "beyond": exponent(values, times / limits)}
     return {f"{engine}_{name}": value for name, value in (found | {"steepest": max(pairs, default=None)}).items()}
