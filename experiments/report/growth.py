@@ -9,6 +9,7 @@ garbage, grows in proportion among the sizes whose memory fits the machine's lar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,9 +97,10 @@ def _engines(view: View, measures: Iterable[str]) -> list[str]:
 def _of_points(view: View) -> list[Row]:
     """The rows of the growth table for the steps of the study of several sizes."""
     known = pd.DataFrame(
-        {**about, "engine": engine, "step": steps[engine].median(), "limit": of_point["limit_microseconds"].median()}
+        {**about, "engine": engine, "step": step, "limit": limit}
         for about, of_point, steps in points(view)
-        for engine in steps
+        for limit in [of_point["limit_microseconds"].median()]
+        for engine, step in steps.median().items()
     )
     if not len(known):
         return []
@@ -144,10 +146,11 @@ def _series(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
 def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
     """What `FITTED` says of an engine's `seconds` over `value`, and the steepest slope between neighbouring values."""
     times = times.sort_values("value").reindex(columns=["value", "seconds", "limit_seconds", *EXPLAINING])
+    timed = zip(times["value"], times["seconds"], strict=True)
     pairs = [
-        (slope, low.value, high.value)
-        for low, high in zip(times[:-1].itertuples(), times[1:].itertuples(), strict=True)
-        if (slope := exponent([low.value, high.value], [low.seconds, high.seconds])) is not None
+        (slope, low, high)
+        for (low, time), (high, later) in pairwise(timed)
+        if (slope := exponent([low, high], [time, later])) is not None
     ]
     collecting = times["collecting_seconds"].astype(float).fillna(0.0)
     rest = times["seconds"] - collecting

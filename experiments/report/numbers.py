@@ -194,9 +194,9 @@ def _add_sizes(found: Numbers, view: View) -> None:
         return
     judged = [
         {**about, "engine": engine, **one}
-        for about, of_point, steps in sizes.points(view)
-        for engine in sizes.TARGETS
-        if (one := sizes.judged(of_point, steps, engine)).get("within") is not None
+        for about, by_engine in sizes.verdicts(view)
+        for engine, one in by_engine.items()
+        if one.get("within") is not None
     ]
     starts, memory, threads = (
         rows(view) for rows in (sizes_targets.start_rows, sizes_targets.memory_rows, sizes_targets.thread_rows)

@@ -8,7 +8,7 @@ step / bound is above 1. Where the peer was in fewer than `ROUNDS` rounds with i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from experiments.report.figures import NotDrawnError
 from experiments.report.row_helpers import producer
 from experiments.report.style import PAGE
 from experiments.report.table import Column, Row, Table, column, empty
-from experiments.report.view import View
+from experiments.report.view import View, remembered
 from experiments.testing import of_median
 
 PEERS = ("torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax")
@@ -42,11 +42,13 @@ ACROSS = 4
 """Panels side by side."""
 
 
-def points(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]]:
+@remembered
+def points(view: View) -> list[tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]]:
     """Each network, size of mini-batch and number of threads: what it is, its rows, and its steps by round and engine.
 
     In the order of the paper's file, the most threads first.
     """
+    found = []
     every = view.table("sizes")
     every = every.assign(size=[f"{size:g}" for size in every["size"]])
     for threads in sorted(every["threads"].unique(), reverse=True):
@@ -57,7 +59,8 @@ def points(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame, pd.DataFr
                     rows = of_network[of_network["batch"] == batch]
                     steps = rows.pivot_table(index="round", columns="engine", values="microseconds_per_step")
                     about = {"threads": threads, "family": family.title, "size": name, "batch": int(batch)}
-                    yield {**about, "group": f"{family.title}, by {family.over}"}, rows, steps
+                    found.append(({**about, "group": f"{family.title}, by {family.over}"}, rows, steps))
+    return found
 
 
 def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, Any]:
@@ -86,12 +89,20 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
     return found
 
 
+@remembered
+def verdicts(view: View) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
+    """What each of the points is, and how each engine of ours is judged there."""
+    return [
+        (about, {engine: judged(of_point, steps, engine) for engine in TARGETS})
+        for about, of_point, steps in points(view)
+    ]
+
+
 @producer
 def sizes(view: View) -> Table:
     """The step of our engines at every size: beside the best peer's, and its share of the limit."""
     rows: list[Row] = []
-    for about, of_point, steps in points(view):
-        found = {engine: judged(of_point, steps, engine) for engine in TARGETS}
+    for about, found in verdicts(view):
         cells = {f"{engine}_{name}": value for engine, one in found.items() for name, value in one.items()}
         first = next(iter(found.values()))
         common = {name: first.get(name) for name in ("limit_us", "peer", "peer_us")}
@@ -179,9 +190,9 @@ def sizes_held(view: View) -> Table:
     """The steps that are above their bound, each with the op that takes most of it."""
     rows = [
         {**about, "engine": view.label(engine), **found, **origin(view)}
-        for about, of_point, steps in points(view)
-        for engine in TARGETS
-        if (found := judged(of_point, steps, engine)).get("within") is False
+        for about, by_engine in verdicts(view)
+        for engine, found in by_engine.items()
+        if found.get("within") is False
     ]
     return table_of_points(
         view,
@@ -259,6 +270,7 @@ def sizes_ablation(view: View) -> Table:
     )
 
 
+@remembered
 def origin(view: View) -> dict[str, Any]:
     """The fields of a row that say where it comes from."""
     return {"kind": "measured", "machine": view.machine(["sizes"]), "data": view.data_source}
@@ -287,9 +299,9 @@ def ratios_by_size(view: View) -> Figure:
     """A panel for each family: our engines' step / the best peer's over the size, a line for each mini-batch."""
     known = [
         {**about, "engine": engine, **found}
-        for about, of_point, steps in points(view)
-        for engine in TARGETS
-        if "ratio" in (found := judged(of_point, steps, engine))
+        for about, by_engine in verdicts(view)
+        for engine, found in by_engine.items()
+        if "ratio" in found
     ]
     if not known:
         raise NotDrawnError("no step of ours was run beside a peer's: make sizes")

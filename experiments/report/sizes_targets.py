@@ -16,7 +16,7 @@ from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.sizes import TARGETS, absent, origin, points, table_of_points
 from experiments.report.table import Column, Row, Table, column, empty
-from experiments.report.view import View, with_image
+from experiments.report.view import View, remembered, with_image
 
 START_SECONDS = {"numpy": 0.3}
 """Seconds of start-up that an engine is to take at most."""
@@ -27,6 +27,7 @@ SLOWER = 1.03
 MEASURE = "sizes"
 
 
+@remembered
 def engines_of(view: View) -> list[str]:
     """The engines that have rows in the study, in the order of its file."""
     return [name for name in view.engines() if (view.table(MEASURE)["engine"] == name).any()]
@@ -36,6 +37,7 @@ def engines_of(view: View) -> list[str]:
 # Start-up
 
 
+@remembered
 def julia_backend(view: View, measure: str = MEASURE) -> str | None:
     """How Julia was reached from Python, where all records that say it say the same.
 

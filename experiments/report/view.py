@@ -41,11 +41,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def remembered(method: Method) -> Method:
-    """A method of a `View` that looks its answers up: a report asks for the same ones hundreds of times."""
+    """A function of a `View` that looks its answers up: a report asks for the same ones hundreds of times."""
 
     @functools.wraps(method)
     def asked(view: View, *args: Any) -> Any:
-        key = (method.__name__, *args)
+        key = (method, *args)
         if key not in view.answers:
             view.answers[key] = method(view, *args)
         return view.answers[key]
@@ -77,7 +77,7 @@ class View:
     pooled: pd.DataFrame | None = None
     """Accuracies and losses of all machines: a row for each engine, measure and seed, the mean of its machines."""
     answers: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What its methods have found, which nobody may change."""
+    """What its methods, and other functions of it, have found, which nobody may change."""
 
     @property
     def notice(self) -> str | None:
@@ -91,6 +91,7 @@ class View:
         one_machine(rows["machine"], f"the {WORDS[measure]} runs of {self.paper.key}")
         return rows if engine is None else rows[rows["engine"] == engine]
 
+    @remembered
     def engines(self) -> list[str]:
         """The engines of the paper's file in its order but for absent ones, then any others that were run."""
         names, absent = self.paper.engine_names(), self.absent()

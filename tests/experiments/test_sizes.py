@@ -580,6 +580,11 @@ def view(fake: ModuleType, view_of: ViewOf) -> View:
     return view_of(fake.rows("sizes", seeds=0, data_source="generated"), paper="sizes")
 
 
+def with_columns(view: View, **columns: Any) -> View:
+    """The same view, but with other columns in the table of the study."""
+    return dataclasses.replace(view, tables={**view.tables, "sizes": view.tables["sizes"].assign(**columns)})
+
+
 def test_a_step_is_judged_by_the_lower_end_of_the_interval(view: View) -> None:
     for about, rows, steps in sizes.points(view):
         found = sizes.judged(rows, steps, "numpy")
@@ -616,17 +621,16 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
 
 
 def test_a_share_above_one_is_at_the_limit_and_one_of_earlier_runs_is_not_shown(view: View) -> None:
-    every = view.table("sizes")
-    every["kernel_limit_share"] = 1.1
-    assert "| matmul of dense1 | 60 % | at its limit | 10 % |" in to_markdown(sizes.sizes_held(view))
-    every["rest_share"] = None
-    every["loss_deviation"] = None
-    assert "| matmul of dense1 | 60 % | — | — |" in to_markdown(sizes.sizes_held(view))
-    assert not [note for note in sizes.sizes(view).notes if "losses" in note]
+    above = with_columns(view, kernel_limit_share=1.1)
+    assert "| matmul of dense1 | 60 % | at its limit | 10 % |" in to_markdown(sizes.sizes_held(above))
+    earlier = with_columns(above, rest_share=None, loss_deviation=None)
+    assert "| matmul of dense1 | 60 % | — | — |" in to_markdown(sizes.sizes_held(earlier))
+    assert not [note for note in sizes.sizes(earlier).notes if "losses" in note]
 
 
 def test_no_step_is_judged_by_a_peer_that_was_in_fewer_rounds(view: View) -> None:
-    _, rows, steps = next(sizes.points(view))
+    _, rows, steps = sizes.points(view)[0]
+    steps = steps.copy()
     steps.loc[steps.index[2:], "jax"] = None
     found = sizes.judged(rows, steps, "numpy")
     assert found["peer"] == "jax" and found["within"] is None
@@ -754,8 +758,7 @@ def test_limits_are_shown_with_what_they_follow_from_where_the_table_has_it(view
     assert len(made.rows) == 42 and "8.00, products" in to_markdown(made)
     assert any("the tidy table does not" in note for note in made.notes)
     rates = {"products_flops": 2e6, "moved_bytes": 3e6, "flops_per_second": 1.5e11, "bytes_per_second": 2e11}
-    tables_with = {**view.tables, "sizes": view.tables["sizes"].assign(**rates)}
-    shown = sizes_targets.sizes_limits(dataclasses.replace(view, tables=tables_with))
+    shown = sizes_targets.sizes_limits(with_columns(view, **rates))
     assert "| 2.00 | 150 | 3.00 MB | 200 GB/s |" in to_markdown(shown)
 
 
