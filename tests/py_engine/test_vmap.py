@@ -445,8 +445,11 @@ def test_masks_are_drawn_for_each_sample():
     assert not np.all(shared == shared[0])
 
 
-def dropped(x, generator=np.random.default_rng(3)):
-    return ops.dropout(x, 0.5, generator)
+GENERATOR = np.random.default_rng(3)
+
+
+def dropped(x):
+    return ops.dropout(x, 0.5, GENERATOR)
 
 
 @both
