@@ -136,7 +136,7 @@ site: ## the pages of `make docs` and `make bench` in one folder, build/site
 release: $(STAMPS)/.run ## what a release has: packages, PDF, page and raw results in build/release; TAG=v1.2.3 checks the version
 	rm -rf build/release build/report
 	mkdir -p build/release
-	"$(BIN)/python" tests/release_notes.py $(if $(TAG),"$(TAG)") > build/release-notes.md
+	"$(BIN)/python" tests/release_notes.py $(TAG) > build/release-notes.md
 	"$(BIN)/python" -m hatchling build -d build/release
 	"$(BIN)/twingrad" paper --results paper/results --output build/release/paper.pdf
 	"$(BIN)/twingrad" report --results paper/results --output build/report

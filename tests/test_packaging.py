@@ -433,9 +433,9 @@ def test_make_takes_paths_with_blanks(goal: str, tmp_path: Path) -> None:
         shutil.copy(ROOT / name, source)
     (source / "paper" / "results" / "raw.tar.xz").touch()
     (source / "build" / "report").mkdir(parents=True)
-    paths = {"RESULTS": "my results", "JULIA": f"{tmp_path}/my julia/julia", "DASK": "tcp://a b", "TAG": "v 1"}
+    paths = {"RESULTS": "my results", "JULIA": f"{tmp_path}/my julia/julia", "DASK": "tcp://a b"}
     command = ["make", goal, f"PYTHON={stub}", f"VENV={venv}", *(f"{name}={value}" for name, value in paths.items())]
-  
+    # A release has the page that a report makes, which nobody makes here.
     command += ["--ignore-errors"] if goal == "release" else []
     done = subprocess.run(
         command, cwd=source, env={**os.environ, "LOG": str(log)}, capture_output=True, text=True, check=False
@@ -444,7 +444,7 @@ def test_make_takes_paths_with_blanks(goal: str, tmp_path: Path) -> None:
     said = log.read_text(encoding="utf-8")
     assert f"-m|venv|{venv}|" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a source", "log", "my python", "my venv"]
-    for given in {"reproduce": ["my results", "tcp://a b"], "sizes": ["my results"], "release": ["v 1"]}.get(goal, []):
+    for given in {"reproduce": ["my results", "tcp://a b"], "sizes": ["my results"]}.get(goal, []):
         assert f"|{given}|" in said
 
 
