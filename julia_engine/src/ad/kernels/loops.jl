@@ -353,7 +353,7 @@ end
         1 <= label <= classes || throw_label(x, label, i, classes)
         total += Float64(unsafe_load(x.b, i) - unsafe_load(x.a, (i - 1) * classes + label))
     end
-    unsafe_store!(x.out, T(total / max(n, 1)))
+    unsafe_store!(x.out, T(total / n))  # the mean of nothing is NaN
     return nothing
 end
 
