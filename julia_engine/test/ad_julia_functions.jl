@@ -217,3 +217,13 @@ end
         @test run(v -> Diagonal(v) \ zeros(0))(zeros(0)) == Float64[] && run(v -> Matrix(inv(Diagonal(v))))(zeros(0)) == zeros(0, 0)
     end
 end
+
+@testset "singular values of a matrix without elements: $m x $n" for (m, n) in ((0, 3), (3, 0), (0, 0))
+    x = zeros(m, n)
+    for run in (f -> x -> value(f(Constant(x))), compile)
+        @test run(svdvals)(x) == Float64[] && run(opnorm)(x)[] == 0 && run(x -> svd(x).U * svd(x).Vt)(x) == x
+        @test run(x -> svd(x; full=true).V)(x) == Matrix(I, n, n) && run(x -> svd(x; full=true).U)(x) == Matrix(I, m, m)
+        @test run(rank)(x)[] == 0
+    end
+    @test grad(x -> sum(svdvals(x)))(x) == x == compile(grad(x -> sum(svdvals(x))))(x)
+end
