@@ -1,15 +1,15 @@
 # Random streams of dropout layers in a trainer's steps, so that a resumed training draws the same masks.
 #
 # A layer draws the masks of each traced copy from a separate stream. A trainer traces copies for other reasons than to
-# train, such as to compute a gradient: only the streams of steps that train are in its state. The state says of each stream
-# which step it belongs to: a resumed training may make its steps in another order.
+# train, such as to compute a gradient: only the streams of steps that train are in its state. The state says of each
+# stream which step it belongs to: a resumed training may make its steps in another order.
 
 # Of a stream's position.
 const WORDS = 2
 # Of a stream in a state: the samples and the threads of its step, its number, and its position.
 const STREAM_NUMBERS = 3 + WORDS
-# In place of samples and threads: states of older versions do not say them; steps take such streams in the order in which
-# they train.
+# In place of samples and threads. Older versions do not say them: steps take their streams in the order in which they
+# train.
 const ANY_STEP = (0, 0)
 
 """
@@ -23,12 +23,13 @@ mutable struct DropoutStreams
     calls::Vector{Int}  # of each layer before: another trainer of the same chain has used streams of these numbers
     of_step::Dict{Tuple{Int,Int},Vector{Vector{Tuple{String,Generator}}}}  # for each layer, with their scopes
     trained::Vector{Tuple{Int,Int}}
-    rows::Vector{Matrix{Int64}}  # for each layer those of a state, as columns; where a generator draws, it has the position
+    rows::Vector{Matrix{Int64}}  # for each layer of a state, as columns; where a generator draws, it has the position
     drawing::Vector{Dict{Int,Generator}}  # for each layer: the generator that draws for a row
 end
 DropoutStreams(layers::Vector{Dropout}) = DropoutStreams(layers, Int[layer.calls for layer in layers],
     Dict{Tuple{Int,Int},Vector{Vector{Tuple{String,Generator}}}}(), Tuple{Int,Int}[],
-    Matrix{Int64}[zeros(Int64, STREAM_NUMBERS, 0) for _ in layers], Dict{Int,Generator}[Dict{Int,Generator}() for _ in layers])
+    Matrix{Int64}[zeros(Int64, STREAM_NUMBERS, 0) for _ in layers],
+    Dict{Int,Generator}[Dict{Int,Generator}() for _ in layers])
 
 """Forget what others have traced."""
 forget_traced!(streams::DropoutStreams) = foreach(layer -> empty!(layer.traced), streams.layers)
@@ -41,8 +42,8 @@ function keep_traced!(streams::DropoutStreams, step::Tuple{Int,Int})
 end
 
 """
-Let the streams of this step be in the state from now on; those that are not yet begin. Their numbers follow those in the
-state: how often the layer was called for other reasons changes nothing.
+Let the streams of this step be in the state from now on; those that are not yet begin. Their numbers follow those in
+the state: how often the layer was called for other reasons changes nothing.
 """
 function trains!(streams::DropoutStreams, step::Tuple{Int,Int})
     isempty(streams.layers) && return nothing
@@ -92,8 +93,8 @@ function rows_now(streams::DropoutStreams, i::Int)
 end
 
 """
-Let the streams resume from such states; a step that trains later resumes from its part of them. Without `steps` they are of an
-older version, which has the positions alone.
+Let the streams resume from such states; a step that trains later resumes from its part of them. Without `steps` they
+are of an older version, which has the positions alone.
 """
 function load_streams!(streams::DropoutStreams, states::Vector{Vector{Int64}}, steps::Bool=true)
     streams.rows = Matrix{Int64}[steps ? reshape(copy(state), STREAM_NUMBERS, :) : with_steps(state, streams.calls[i])

@@ -362,15 +362,17 @@ end
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
-# The third number of a state. In its place older versions, whose streams do not say their steps, have a count, or nothing.
+# The third number of a state. In its place older versions have a count, or nothing: their streams do not say
+# their steps.
 const STREAMS_WITH_STEPS = -1
 
 """
     training_state(trainer)
 
 All that a checkpoint needs beside the parameters and the settings, as copies: `(numbers, first, second, total)`. The
-numbers are the updates and the mini-batches since the last one, $STREAMS_WITH_STEPS, and for each dropout layer how many numbers
-its streams have, and these: see `STREAM_NUMBERS`. The vectors are the optimizer's own, and what is accumulated of an update.
+numbers are the updates and the mini-batches since the last one, $STREAMS_WITH_STEPS, and for each dropout layer how
+many numbers its streams have, and these: see `STREAM_NUMBERS`. The vectors are the optimizer's own, and what is
+accumulated of an update.
 
 A new trainer of the same chain and settings that has the same parameters and takes this over by [`load_state!`](@ref)
 continues bit for bit as this one would. With a communicator it is the state of this process, whose streams are its own.
@@ -391,8 +393,8 @@ dropouts(chain::Chain) = Dropout[layer for layer in chain.layers if layer isa Dr
 """
     load_state!(trainer, state)
 
-Take over what [`training_state`](@ref) gave, in this version or an older one. Throws a `ParameterError`, and changes nothing, if it
-does not fit.
+Take over what [`training_state`](@ref) gave, in this version or an older one. Throws a `ParameterError`, and changes
+nothing, if it does not fit.
 """
 function load_state!(trainer::Trainer{T}, state) where {T}
     suit!(trainer.state, trainer.optimizer, length(trainer.gradient))

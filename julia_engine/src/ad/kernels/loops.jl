@@ -143,8 +143,8 @@ end
 @noinline function throw_unfit(x::Instruction{T}, a) where {T}
     limit = T(0x1p63)
     i = findfirst(i -> !(-limit <= at(a, i, x.sa[1]) < limit), 1:x.n[1])
-    throw(DTypeError("$(named(place_of(x))): $(at(a, i, x.sa[1])) is no Int64; only finite numbers from -2^63 to below 2^63 " *
-        "can be converted"))
+    throw(DTypeError("$(named(place_of(x))): $(at(a, i, x.sa[1])) is no Int64; only finite numbers from -2^63 to " *
+        "below 2^63 can be converted"))
 end
 
 # Reductions. The result's strides are 0 along the reduced axes; it holds the neutral element before the first row.

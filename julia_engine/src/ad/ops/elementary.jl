@@ -365,8 +365,8 @@ const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs.
 """
     astype(x, T)
 
-Convert to Float32, Float64 or Int64; between float types the gradient is converted back. Also `Float32.(x)`. To Int64 fractions
-are dropped; NaN, infinite and larger numbers throw a `DTypeError`, eagerly and at every replay.
+Convert to Float32, Float64 or Int64; between float types the gradient is converted back. Also `Float32.(x)`. To Int64
+fractions are dropped; NaN, infinite and too large numbers throw a `DTypeError`, eagerly and at every replay.
 """
 function astype(@nospecialize(x), T::DataType)
     T in (Float32, Float64, Int64) || throw(DTypeError("astype: expected Float32, Float64 or Int64, got $T"))

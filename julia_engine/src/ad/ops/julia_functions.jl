@@ -157,11 +157,13 @@ function copy_diagonal!(y, x, name::String)
     y .= x
     return nothing
 end
-const INVERTED_DIAGONAL = Op("inverted_diagonal", (inputs, attrs) -> (inputs[1].dims, check_float(inputs[1].eltype)); batch=trailing,
+const INVERTED_DIAGONAL = Op("inverted_diagonal", (inputs, attrs) -> (inputs[1].dims, check_float(inputs[1].eltype));
+    batch=trailing,
     forward=(p, out, inputs, attrs) -> emit_arrays!(p, (y, x) -> copy_diagonal!(y, x, attrs.name), Memory[out], inputs),
     backward=Any[(g, y, inputs, attrs) -> g], jvp=(t, y, inputs, attrs) -> t[1], attrs=[:name],
     doc="the diagonal of a matrix that has an inverse: no element is zero")
-inverted_diagonal(x::DiagonalTensor, name::String) = apply(INVERTED_DIAGONAL, Tensor[x.diagonal], attributes(:name => name))
+inverted_diagonal(x::DiagonalTensor, name::String) =
+    apply(INVERTED_DIAGONAL, Tensor[x.diagonal], attributes(:name => name))
 
 Base.inv(x::DiagonalTensor) = DiagonalTensor(RECIPROCAL(inverted_diagonal(x, "inv")))
 LinearAlgebra.det(x::DiagonalTensor) = prod(x.diagonal)
