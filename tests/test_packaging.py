@@ -7,6 +7,7 @@ import email.parser
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -405,6 +406,46 @@ def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
     assert "needs Python 3.11 or later" in done.stderr
     assert "Python 3.8.1" in done.stderr
     assert not (tmp_path / "venv").exists()
+
+
+PROGRAM = """#!/bin/sh
+for word; do printf '%s|' "$word"; done >> "$LOG"
+echo >> "$LOG"
+case "$1 $2" in
+"-m venv") mkdir -p "$3/bin"; for name in python ruff mypy twingrad check-jsonschema; do cp "$0" "$3/bin/$name"; done ;;
+esac
+"""
+"""Notes its arguments, and pretends to be Python: `-m venv` makes a folder of more such programs."""
+
+
+@pytest.mark.parametrize(
+    "goal",
+    ["lint", "test", "reproduce", "sizes", "curves", "campaign", "docs", "bench", "bench-compare", "release"],
+)
+def test_make_takes_paths_with_blanks(goal: str, tmp_path: Path) -> None:
+    stub, venv, log = tmp_path / "my python" / "python3", tmp_path / "my venv", tmp_path / "log"
+    stub.parent.mkdir()
+    stub.write_text(PROGRAM, encoding="utf-8")
+    stub.chmod(0o755)
+    source = tmp_path / "a source"
+    (source / "paper" / "results").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, source)
+    (source / "paper" / "results" / "raw.tar.xz").touch()
+    (source / "build" / "report").mkdir(parents=True)
+    paths = {"RESULTS": "my results", "JULIA": f"{tmp_path}/my julia/julia", "DASK": "tcp://a b"}
+    command = ["make", goal, f"PYTHON={stub}", f"VENV={venv}", *(f"{name}={value}" for name, value in paths.items())]
+    # A release has the page that a report makes, which nobody makes here.
+    command += ["--ignore-errors"] if goal == "release" else []
+    done = subprocess.run(
+        command, cwd=source, env={**os.environ, "LOG": str(log)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = log.read_text(encoding="utf-8")
+    assert f"-m|venv|{venv}|" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a source", "log", "my python", "my venv"]
+    for given in {"reproduce": ["my results", "tcp://a b"], "sizes": ["my results"]}.get(goal, []):
+        assert f"|{given}|" in said
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:

@@ -294,7 +294,8 @@ def _own_numbers(numbers: Array, rank: int) -> Array:
     rows = [numbers] if numbers.ndim == 1 else [row[1 : 1 + row[0]] for row in numbers]
     if rank < len(rows):
         return rows[rank]
-    found, place = list(rows[0][:2]), 2
+    begin = 3 if rows[0][2:3].tolist() == [-1] else 2  # states of older versions lack the third number
+    found, place = list(rows[0][:begin]), begin
     while place < len(rows[0]):  # of each dropout layer a count, and as many numbers
         found.append(0)
         place += 1 + max(0, int(rows[0][place]))

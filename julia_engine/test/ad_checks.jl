@@ -196,3 +196,38 @@ end
     @test occursin("was changed since the function was traced", message_of(() -> tape(x)))
     @test f(x)[7] != x[7] * 7 && f(x)[8] == x[8] * 8
 end
+
+@testset "what has no Int64 is refused by astype, eagerly and in every replay: $T" for T in (Float32, Float64)
+    f(x) = AD.scope(() -> astype(x, Int64), "head")
+    good = T[-2.7 0.5 1e6; 2.7 -0.0 -1e18; 1 2 -T(2)^63; 4 5 prevfloat(T(2)^63)]
+    views = (identity, transpose, x -> x[2:3, :], x -> x[1:2:4, [3, 1]],
+        x -> permutedims(reshape(x, 1, 2, 2, 1, 3), (5, 2, 1, 4, 3)))
+    for seen in views, (way, run) in (("eager", g -> x -> value(g(Constant(x)))), ("compiled", compile),
+            ("scan", g -> compile(x -> selectdim(scan((c, x) -> (c, astype(g(x), T)), T(0), reshape(x, 4, 3, 1))[2],
+                ndims(seen(x)) + 1, 1))))
+        replay = run(x -> f(seen(x)))
+        @test (way, replay(good)) == (way, trunc.(Int64, seen(good)))
+        for bad in (NaN, Inf, -Inf, 2.0^63, -1.5 * 2.0^63)
+            x = seen === views[3] || seen === views[4] ? fill(T(bad), size(good)) : with_bad(good, 5, T(bad))
+            error = error_of(() -> replay(x))
+            @test (way, typeof(error)) == (way, DTypeError)
+            @test startswith(error.message, "astype in layer \"head\": $(T(bad)) is no Int64")
+        end
+        @test (way, replay(good)) == (way, trunc.(Int64, seen(good)))
+    end
+    @test occursin("is no Int64", message_of(() -> Int64.(Constant(T[1e30]))))
+end
+
+@testset "the mean loss of no samples is NaN: $loss, $kinds" for (loss, targets, kinds) in (
+        (softmax_cross_entropy, Int[], NamedTuple()), (softmax_cross_entropy, Int[], (weight=ones(3),)),
+        (softmax_cross_entropy, Int[], (label_smoothing=0.1,)), (softmax_cross_entropy, Int[], (ignored=1,)),
+        (AD.FUNCTIONS["binary_cross_entropy"], zeros(3, 0), NamedTuple()),
+        (AD.FUNCTIONS["mean_squared_error"], zeros(3, 0), NamedTuple()))
+    f(x) = loss(x, targets; kinds...)
+    @test isnan(value(f(Constant(zeros(3, 0))))[]) && isnan(compile(f)(zeros(3, 0)))
+    @test grad(f)(zeros(3, 0)) == zeros(3, 0) == compile(grad(f))(zeros(3, 0))
+    total(x) = loss(x, targets; reduction=:sum, kinds...)
+    @test value(total(Constant(zeros(3, 0))))[] == 0 == compile(total)(zeros(3, 0))
+    many = vmap(x -> f(reshape(x, 3, 0)))
+    @test all(isnan, many(zeros(0, 2))) && all(isnan, compile(many)(zeros(0, 2)))
+end

@@ -193,3 +193,39 @@ end
     @test value(pinv(Constant(A))) ≈ pinv(A) rtol = 1e-3
     @test derivative(x -> x * clamp(x, 2.0, 1.0), 1.5) == grad(x -> x * clamp(x, 2.0, 1.0))(1.5) == 1
 end
+
+@testset "a singular diagonal matrix is the error of a dense one: $name" for (name, f) in (("inv", D -> sum(inv(D))),
+        ("inv", D -> sum(inv(D) * ones(3))), ("inv", D -> sum(D^-2)), ("solve", D -> sum(D \ [1.0, 2.0, 3.0])),
+        ("solve", D -> sum(D \ ones(3, 2))), ("solve", D -> sum(ones(2, 3) / D)))
+    for (way, run) in (("eager", g -> g), ("compiled", compile), ("gradient", grad),
+            ("compiled gradient", g -> compile(grad(g))), ("samples", vmap), ("tangent", g -> v -> jvp(g, (v,), (v,))))
+        diagonal, dense = run(v -> f(Diagonal(v))), run(v -> f(diagm(v)))
+        at(v) = way == "eager" ? Constant(v) : way == "samples" ? reshape(v, 3, 1) : v
+        good, nan = at([0.5, -1.5, 2.0]), at([0.5, NaN, 2.0])
+        @test value(diagonal(good)) isa Tuple || value(diagonal(good)) ≈ value(dense(good))
+        for bad in ([1.0, 0.0, 2.0], [1.0, -0.0, NaN])
+            @test (way, error_of(() -> diagonal(at(bad))).message) == (way, "$name: the matrix is singular")
+        end
+        @test (way, error_of(() -> dense(at([1.0, 0.0, 2.0]))).message) == (way, "$name: the matrix is singular")
+        @test way == "tangent" || any(isnan, value(diagonal(nan)))
+    end
+end
+
+@testset "without right-hand sides, and without equations, nothing is singular" begin
+    for run in (f -> x -> value(f(Constant(x))), compile)
+        none, v = zeros(3, 0), [1.0, 0.0, 2.0]
+        @test run(v -> Diagonal(v) \ none)(v) == none == run(v -> diagm(v) \ none)(v)
+        @test run(v -> Diagonal(v) \ zeros(0))(zeros(0)) == Float64[]
+        @test run(v -> Matrix(inv(Diagonal(v))))(zeros(0)) == zeros(0, 0)
+    end
+end
+
+@testset "singular values of a matrix without elements: $m x $n" for (m, n) in ((0, 3), (3, 0), (0, 0))
+    x = zeros(m, n)
+    for run in (f -> x -> value(f(Constant(x))), compile)
+        @test run(svdvals)(x) == Float64[] && run(opnorm)(x)[] == 0 && run(x -> svd(x).U * svd(x).Vt)(x) == x
+        @test run(x -> svd(x; full=true).V)(x) == Matrix(I, n, n) && run(x -> svd(x; full=true).U)(x) == Matrix(I, m, m)
+        @test run(rank)(x)[] == 0
+    end
+    @test grad(x -> sum(svdvals(x)))(x) == x == compile(grad(x -> sum(svdvals(x))))(x)
+end

@@ -685,6 +685,59 @@ end
     @test once.chain.parameters.vector == whole.chain.parameters.vector == twice.chain.parameters.vector
 end
 
+dropout_chain() = Chain(Dense(12 => 16, relu), Dropout(0.5), Dense(16 => 3))
+
+"""A trainer whose batches have 20 samples at most."""
+dropout_trainer(chain=dropout_chain()) = Trainer(chain; batch_size=20, threads=1)
+
+"""Another one, from this state on."""
+function resumed(trainer, state=NETWORK.training_state(trainer), chain=dropout_chain())
+    found = dropout_trainer(chain)
+    found.vector .= trainer.vector
+    NETWORK.load_state!(found, state)
+    return found
+end
+
+@testset "a resumed training may train its batches in another order: $rows, $copied" for
+        rows in ([13, 53], [3, 13, 3, 53], [5, 20, 13, 5]), copied in (false, true)
+    x, y, order = problem()
+    trainer = dropout_trainer()
+    train_epoch!(trainer, x, y, order)  # batches of 20 and then 13
+    other = copied ? resumed(trainer, NETWORK.training_state(trainer), deepcopy(trainer.chain)) : resumed(trainer)
+    for count in rows
+        @test train_epoch!(other, x, y, order[1:count]) == train_epoch!(trainer, x, y, order[1:count])
+    end
+    @test other.vector == trainer.vector && NETWORK.training_state(other) == NETWORK.training_state(trainer)
+end
+
+@testset "a trainer that has trained more sizes resumes, too" begin
+    x, y, order = problem()
+    trainer, other = dropout_trainer(), dropout_trainer()
+    train_epoch!(trainer, x, y, order[1:20])
+    foreach(count -> train_epoch!(other, x, y, order[1:count]), (53, 3))
+    other.vector .= trainer.vector
+    NETWORK.load_state!(other, NETWORK.training_state(trainer))
+    for count in (3, 53)
+        @test train_epoch!(other, x, y, order[1:count]) == train_epoch!(trainer, x, y, order[1:count])
+    end
+end
+
+@testset "a state of an older version resumes in the order in which it was trained" begin
+    x, y, order = problem()
+    trainer = dropout_trainer()
+    train_epoch!(trainer, x, y, order)
+    state = NETWORK.training_state(trainer)
+    rows = reshape(state.numbers[5:end], NETWORK.STREAM_NUMBERS, :)
+    older = Int64[state.numbers[1:2]; 2size(rows, 2); vec(rows[end-1:end, :])]
+    other = resumed(trainer, merge(state, (numbers=older,)))
+    for count in (53, 3, 53)
+        @test train_epoch!(other, x, y, order[1:count]) == train_epoch!(trainer, x, y, order[1:count])
+    end
+    @test NETWORK.training_state(other) == NETWORK.training_state(trainer)
+    @test error_of(() -> resumed(trainer, merge(state, (numbers=older[1:end-1],)))) isa ParameterError
+    @test error_of(() -> resumed(trainer, merge(state, (numbers=[older[1:2]; 1; older[4]],)))) isa ParameterError
+end
+
 @testset "each step has its own learning rate" begin
     x, y, order = problem()
     rates = range(0.1, 0.0; length=cld(53, 10))

@@ -264,8 +264,9 @@ def _applied(
 def _one_by_one(
     op: Op, samples: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
 ) -> tuple[Sequence[Tensor], Sequence[bool]]:
-    if op.random:
-        raise ConfigurationError(f"vmap: {op.name!r} draws random numbers, and has no batching rule")
+    if (name := drawing(op, attrs)) is not None:  # what it draws would look like a constant to all who ask `drawing`
+        within = "" if name == op.name else f" ({name!r})"
+        raise ConfigurationError(f"vmap: {op.name!r} draws random numbers{within}, and has no batching rule")
     settings = {"op": op, "samples": samples, "mapped": tuple(mapped), "attrs": tuple(sorted(attrs.items()))}
     results = ONE_BY_ONE.apply_several(tuple(inputs), settings)
     return results, [True] * len(results)

@@ -1,12 +1,14 @@
 """Random streams of dropout layers in a trainer's steps, so that a resumed training draws the same masks.
 
 A layer draws the masks of each traced copy from a separate stream. A trainer traces copies for other reasons than to
-train, such as to compute a gradient: only the streams of steps that train are in its state.
+train, such as to compute a gradient: only the streams of steps that train are in its state. The state says of each
+stream which step it belongs to: a resumed training may make its steps in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +19,21 @@ from py_engine.errors import ParameterError
 from py_engine.network.layers import Dropout
 
 WORDS = 6
-"""Of a stream's state: two numbers of 128 bits, and what is left of the last draw."""
+"""Of a stream's position: two numbers of 128 bits, and what is left of the last draw."""
+
+COLUMNS = 2 + WORDS
+"""Of a row of a state: the step's `digest`, the stream's number, and its position."""
+
+ANY_STEP = 0
+"""In place of a digest. Older versions do not say it: steps take their rows in the order in which they train."""
+
+Step = tuple[int, ...]
+"""What a step is known by: samples, and the sizes of a sample and of a target."""
+
+
+def digest(step: Step) -> int:
+    """Return 64 bits that stand for a step in a state."""
+    return int.from_bytes(hashlib.sha256(",".join(map(str, step)).encode()).digest()[:8], "little")
 
 
 class DropoutStreams:
@@ -30,33 +46,34 @@ class DropoutStreams:
         self.layers = dict(layers)
         self._calls = {name: layer.calls for name, layer in layers.items()}
         """Before: another trainer of the same chain has used streams of these numbers."""
-        self._of_step: dict[Hashable, dict[str, list[tuple[str, np.random.Generator]]]] = {}
-        self._trained: list[Hashable] = []
-        """The steps that train, in the order in which they first did."""
-        self._loaded = {name: np.zeros((0, WORDS), np.uint64) for name in layers}
+        self._of_step: dict[Step, dict[str, list[tuple[str, np.random.Generator]]]] = {}
+        self._trained: set[Step] = set()
+        self._rows = {name: np.zeros((0, COLUMNS), np.uint64) for name in layers}
+        """Of a state; the position of a row that a generator draws for is the generator's."""
+        self._drawing: dict[str, dict[int, np.random.Generator]] = {name: {} for name in layers}
+        """The generator that draws for a row."""
 
     @contextmanager
-    def tracing(self, step: Hashable) -> Iterator[None]:
-        """Trace a step inside."""
+    def tracing(self, step: Step) -> Iterator[None]:
+        """Trace a step inside; its streams resume where the state has them."""
         for layer in self.layers.values():
             layer.traced.clear()  # copies that others have traced
         yield
         self._of_step[step] = {name: list(layer.traced) for name, layer in self.layers.items()}
+        self._resume(step)
 
-    def train(self, step: Hashable) -> None:
-        """Let the streams of this step be in the state from now on; where some were loaded, they resume.
+    def train(self, step: Step) -> None:
+        """Let the streams of this step be in the state from now on; those that are not yet begin.
 
-        Others begin by their place among all: how often the layer was called for other reasons changes nothing.
+        Their numbers follow those in the state: how often the layer was called for other reasons changes nothing.
         """
-        if step not in self._trained and step in self._of_step:
-            before = {name: len(generators) for name, generators in self._generators().items()}
-            self._trained.append(step)
-            for name, layer in self.layers.items():
-                for number, (scope, generator) in enumerate(
-                    self._of_step[step][name], self._calls[name] + before[name]
-                ):
-                    generator.bit_generator.state = layer.new_stream(scope, number + 1).bit_generator.state
-            self._resume(before)
+        if step in self._trained or step not in self._of_step:
+            return
+        self._trained.add(step)
+        for name, copies in self._of_step[step].items():
+            for scope, _ in copies[len(self._rows_of(name, digest(step))) :]:
+                self._add_row(name, step, scope)
+        self._resume(step)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -71,44 +88,66 @@ class DropoutStreams:
 
     def forget(self) -> None:
         """Forget the steps: those that are traced in their place resume their streams."""
-        self._loaded = self.state()
+        self._rows = self.state()
         self._of_step.clear()
-        self._trained.clear()
+        self._detach()
 
     def state(self) -> dict[str, NDArray[np.uint64]]:
-        """Return where the streams of each layer are, (streams, 6), in the order in which the steps first trained.
-
-        Behind them those of a loaded state whose steps have not trained yet.
-        """
-        found = {}
-        for name, generators in self._generators().items():
-            words = np.array([_words(generator) for generator in generators], np.uint64).reshape(-1, WORDS)
-            found[name] = np.concatenate([words, self._loaded[name][len(words) :]])
+        """Return where the streams of each layer are, (streams, 8): see `COLUMNS`."""
+        found = {name: rows.copy() for name, rows in self._rows.items()}
+        for name, drawing in self._drawing.items():
+            for row, generator in drawing.items():
+                found[name][row, -WORDS:] = _words(generator)
         return found
 
     def check(self, state: Mapping[str, NDArray[np.uint64]]) -> None:
-        """Raise ParameterError for an array that is no part of a `state`."""
-        for name, words in state.items():
-            if words.ndim != 2 or words.shape[1] != WORDS or words.dtype != np.uint64:
+        """Raise ParameterError for an array that is no part of a `state`, of this version or of an older one."""
+        for name, rows in state.items():
+            if rows.ndim != 2 or rows.shape[1] not in (WORDS, COLUMNS) or rows.dtype != np.uint64:
                 raise ParameterError(
-                    f"layer {name!r}: expected streams (copies, {WORDS}) of uint64, got {words.shape} of {words.dtype}"
+                    f"layer {name!r}: expected streams (copies, {COLUMNS}) of uint64, got {rows.shape} of {rows.dtype}"
                 )
 
     def load_state(self, state: Mapping[str, NDArray[np.uint64]]) -> None:
         """Let the streams resume from a `state`; a step that trains later resumes from its part of it."""
         self.check(state)
-        self._loaded = {name: words.copy() for name, words in state.items()}
-        self._resume(dict.fromkeys(self.layers, 0))
+        self._rows = {name: self._with_steps(name, rows) for name, rows in state.items()}
+        self._detach()
+        for step in self._of_step:
+            self._resume(step)
 
-    def _generators(self) -> dict[str, list[np.random.Generator]]:
-        return {name: [g for step in self._trained for _, g in self._of_step[step][name]] for name in self.layers}
+    def _with_steps(self, name: str, rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return a copy of rows of a state, with the columns that states of older versions lack."""
+        found = np.full((len(rows), COLUMNS), ANY_STEP, np.uint64)
+        found[:, 1] = self._calls[name] + 1 + np.arange(len(rows))
+        found[:, -rows.shape[1] :] = rows
+        return found
 
-    def _resume(self, first: Mapping[str, int]) -> None:
-        """Put the streams of each layer where the loaded ones are, from this one on."""
-        for name, generators in self._generators().items():
-            start = first[name]
-            for generator, words in zip(generators[start:], self._loaded[name][start:], strict=False):
-                _put(generator, words)
+    def _detach(self) -> None:
+        self._trained.clear()
+        for drawing in self._drawing.values():
+            drawing.clear()
+
+    def _rows_of(self, name: str, of: int) -> list[int]:
+        return [int(row) for row in np.flatnonzero(self._rows[name][:, 0] == of)]
+
+    def _add_row(self, name: str, step: Step, scope: str) -> None:
+        """Give a step one more row: the first one that may be any step's, or a new stream's."""
+        rows = self._rows[name]
+        if free := self._rows_of(name, ANY_STEP):
+            rows[free[0], 0] = digest(step)
+            return
+        number = 1 + int(rows[:, 1].max(initial=self._calls[name]))
+        words = _words(self.layers[name].new_stream(scope, number))
+        self._rows[name] = np.append(rows, np.array([[digest(step), number, *words]], np.uint64), axis=0)
+
+    def _resume(self, step: Step) -> None:
+        """Let the generators of a step draw for its rows, those that do not yet."""
+        for name, copies in self._of_step[step].items():
+            for row, (_, generator) in zip(self._rows_of(name, digest(step)), copies, strict=False):
+                if row not in self._drawing[name]:
+                    _put(generator, self._rows[name][row, -WORDS:])
+                    self._drawing[name][row] = generator
 
 
 def _words(generator: np.random.Generator) -> list[int]:

@@ -18,7 +18,7 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -198,7 +198,7 @@ class Trainer:
         if steps_rates is not None and not (np.isfinite(steps_rates) & (steps_rates >= 0)).all():
             raise ConfigurationError(f"learning rates must be finite numbers >= 0, got {steps_rates}")
         # Both are planned first: a batch that the model can't take is an error before anything is trained. The whole
-        # one comes first: streams of dropout layers are numbered in that order.
+        # one comes first: new streams of dropout layers are numbered in that order.
         sizes = {min(self._batch, len(rows)), len(rows) % self._batch or self._batch}
         steps = {samples: self._step(samples, x, y) for samples in sorted(sizes, reverse=True)}
         for samples in steps:
@@ -280,7 +280,7 @@ class Trainer:
         resumes bit for bit as this one would.
 
         With a communicator all processes call this together, and each returns the streams of all of them, (ranks,
-        copies, 6): the state of one is a checkpoint for all. On another number of processes the streams of those that
+        copies, 8): the state of one is a checkpoint for all. On another number of processes the streams of those that
         were not there before begin anew.
         """
         found = self._own_state()
@@ -511,8 +511,8 @@ class Trainer:
         return sum(found)
 
     @staticmethod
-    def _key(samples: int, x: Array, y: Array) -> Hashable:
-        return samples, x.shape[1:], y.shape[1:]
+    def _key(samples: int, x: Array, y: Array) -> tuple[int, ...]:
+        return samples, x.ndim, *x.shape[1:], *y.shape[1:]
 
     def _step(self, samples: int, x: Array, y: Array) -> Step:
         """Return the step for batches of this many samples, planned when it is first needed."""

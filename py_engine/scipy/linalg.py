@@ -57,14 +57,14 @@ def solve_triangular(
         raise LinearAlgebraError(f"solve_triangular: a number on the diagonal is 0 ({error})") from None
 
 
-def sqrtm(a: Operand) -> Tensor:
+def sqrtm(A: Operand) -> Tensor:
     """The principal square root of a real matrix (n, n) that has a real one; computed by scipy.
 
     Raises:
         LinearAlgebraError: it has none.
     """
-    (a,) = as_floats(a)
-    _square("sqrtm", "a", a)
+    (a,) = as_floats(A)
+    _square("sqrtm", "A", a)
     return ROOT(a)
 
 

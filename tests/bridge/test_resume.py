@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bridge import registry, schedule
+from bridge.adapters import julia as adapter
 from bridge.schedule import Schedule
 from bridge.session import Optimizer, Resumable, Scheduling
 from bridge.spec import ModelSpec
@@ -206,3 +207,12 @@ def test_of_the_engines_in_files_of_julia_only_our_own_is_resumable() -> None:
 
     assert issubclass(JuliaSession, EntrySession) and hasattr(JuliaSession, "state")
     assert issubclass(PackageSession, EntrySession) and not hasattr(PackageSession, "state")
+
+
+@pytest.mark.parametrize("header", [[5, 1, -1], [5, 1]], ids=["this version", "an older one"])
+def test_a_process_that_was_not_there_has_no_random_streams(header: list[int]) -> None:
+    streams = [2, 7, -1, 0, 3, -1, 8, 9]  # of three layers, each after their count
+    rows = np.array([[len(header) + 8, *header, *streams], [len(header) + 8, *header, *streams[::-1]]], np.int64)
+    assert adapter._own_numbers(rows, 1).tolist() == [*header, *streams[::-1]]
+    assert adapter._own_numbers(rows, 2).tolist() == [*header, 0, 0, 0]
+    assert adapter._own_numbers(np.array(header), 1).tolist() == header

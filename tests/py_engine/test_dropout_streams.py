@@ -97,6 +97,59 @@ def test_asking_changes_nothing_for_a_size_that_trains_first_after_it(data):
     np.testing.assert_array_equal(found[0], found[2])
 
 
+def train_rows(trainer, data, rows):
+    return trainer.train_epoch(data[0][:rows], data[1][:rows])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("rows", [[6, ROWS], [3, 6, 3, ROWS], [5, BATCH, 6, 5]])
+def test_a_resumed_training_may_train_its_batches_in_another_order(data, rows, shared):
+    """Batches of 8 and then 6 rows train first; those of `rows`, some of them new, once the training is resumed."""
+    trainer = new_trainer()
+    trainer.train_epoch(*data)
+    resumed = new_trainer(copy.deepcopy(trainer.chain) if shared else None)
+    resumed.parameters.vector[...] = trainer.parameters.vector
+    resumed.load_state(trainer.state())
+    for count in rows:
+        np.testing.assert_array_equal(train_rows(resumed, data, count), train_rows(trainer, data, count))
+
+
+def test_a_trainer_that_has_trained_more_sizes_resumes_too(data):
+    trainer, resumed = new_trainer(), new_trainer()
+    train_rows(trainer, data, BATCH)
+    for rows in (ROWS, 3):
+        train_rows(resumed, data, rows)
+    resumed.parameters.vector[...] = trainer.parameters.vector
+    resumed.optimizer.load_state(trainer.optimizer.state())
+    resumed.load_state(trainer.state())
+    for rows in (3, ROWS):
+        np.testing.assert_array_equal(train_rows(resumed, data, rows), train_rows(trainer, data, rows))
+
+
+def test_gradients_of_a_trained_size_are_the_same_once_resumed(data):
+    trainer, resumed = new_trainer(), new_trainer()
+    trainer.train_epoch(*data)
+    resumed.parameters.vector[...] = trainer.parameters.vector
+    resumed.load_state(trainer.state())
+    assert (
+        trainer.loss_and_gradients(data[0][:6], data[1][:6])[0]
+        == resumed.loss_and_gradients(data[0][:6], data[1][:6])[0]
+    )
+    np.testing.assert_array_equal(resumed.train_epoch(*data), trainer.train_epoch(*data))
+
+
+def test_a_state_of_an_older_version_resumes_in_the_order_in_which_it_was_trained(data):
+    trainer, resumed = new_trainer(), new_trainer()
+    trainer.train_epoch(*data)
+    state = {name: array[:, 2:] if name.startswith("dropout") else array for name, array in trainer.state().items()}
+    resumed.parameters.vector[...] = trainer.parameters.vector
+    resumed.load_state(state)
+    for rows in (ROWS, 3, ROWS):
+        np.testing.assert_array_equal(train_rows(resumed, data, rows), train_rows(trainer, data, rows))
+    for name, array in trainer.state().items():
+        np.testing.assert_array_equal(resumed.state()[name], array)
+
+
 def test_two_trainers_of_a_chain_draw_other_masks(data):
     chain = new_chain()
     before = chain.parameters.vector.copy()

@@ -333,3 +333,13 @@ def test_small_positions_reach_into_long_axes(mode, dtype):
     small = np.array([3, 29], dtype)
     found = np.choose(small, [pe.tensor(c) for c in choices], mode=mode).numpy()
     np.testing.assert_array_equal(found, np.choose(small, choices, mode=mode))
+
+
+@pytest.mark.parametrize("function", [np.max, np.min, np.ptp, lambda x: np.sum(np.maximum.reduce(x, axis=-1))])
+@pytest.mark.parametrize("x", [[[np.nan, 1.0]], [[1.0, np.nan]], [[np.nan, np.nan]], [[np.inf, np.nan, -np.inf]]])
+def test_the_slopes_of_a_largest_element_that_is_nan_are_zero_in_both_modes(function, x):
+    x = np.array(x)
+    assert np.isnan(function(x))
+    for run in (lambda f: f, pe.compile):
+        np.testing.assert_array_equal(run(pe.grad(function))(x), np.zeros_like(x))
+        assert run(lambda x: pe.jvp(function, (x,), (np.ones_like(x),))[1])(x) == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import py_engine as pe
+from py_engine.ad import ops
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.operators import tensor
 from py_engine.ad.tensor import Tensor
@@ -193,3 +195,29 @@ def test_bad_targets_are_named(name, outputs_shape, targets, message):
 def test_an_unknown_loss_is_named():
     with pytest.raises(ConfigurationError, match="unknown loss 'hinge'; there are: softmax_cross_entropy, "):
         get("hinge")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("loss", "targets", "settings"),
+    [
+        (ops.softmax_cross_entropy, np.zeros(0, int), {}),
+        (ops.softmax_cross_entropy, np.zeros(0, int), {"weight": np.ones(3)}),
+        (ops.softmax_cross_entropy, np.zeros(0, int), {"label_smoothing": 0.1}),
+        (ops.softmax_cross_entropy, np.zeros(0, int), {"ignored": 1}),
+        (ops.binary_cross_entropy, np.zeros((0, 3)), {}),
+        (ops.binary_cross_entropy, np.zeros((0, 3)), {"positive_weight": 2.0}),
+        (ops.mean_squared_error, np.zeros((0, 3)), {}),
+    ],
+)
+def test_the_mean_loss_of_no_rows_is_nan_as_torchs(loss, targets, settings, reduction):
+    def of(x):
+        return loss(x, targets, reduction=reduction, **settings)
+
+    empty, expected = np.zeros((0, 3)), np.nan if reduction == "mean" else 0.0
+    np.testing.assert_equal(of(tensor(empty)).item(), expected)
+    np.testing.assert_equal(float(pe.compile(of)(empty)), expected)
+    for gradient in (pe.grad(of), pe.compile(pe.grad(of))):
+        assert gradient(empty).shape == (0, 3)
+    for samples in (pe.vmap(of), pe.compile(pe.vmap(of))):
+        np.testing.assert_array_equal(samples(np.zeros((2, 0, 3))), [expected, expected])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 import subprocess
 import sys
 import warnings
@@ -305,7 +307,7 @@ def test_sqrtm() -> None:
     pe.gradcheck(linalg.sqrtm, COVARIANCE)
     with pytest.raises(LinearAlgebraError, match="no real square root"):
         linalg.sqrtm(-np.eye(2))
-    with pytest.raises(ShapeError, match="sqrtm: a must be a square matrix"):
+    with pytest.raises(ShapeError, match="sqrtm: A must be a square matrix"):
         linalg.sqrtm(np.ones((2, 3)))
 
 
@@ -494,7 +496,7 @@ def test_equations_without_a_single_solution_raise() -> None:
     ):
         with pytest.raises(LinearAlgebraError, match=r"^(solve_banded|solve_sylvester|solve_triangular|sqrtm): "):
             call()
-    with pytest.raises(ShapeError, match="sqrtm: a must be a square matrix"):
+    with pytest.raises(ShapeError, match="sqrtm: A must be a square matrix"):
         linalg.sqrtm(np.stack([np.eye(2)] * 3))
     with pytest.raises(ShapeError, match=r"solve_triangular: b must be \(n,\)"):
         linalg.solve_triangular(np.eye(2), np.ones(3))
@@ -635,3 +637,22 @@ def test_what_has_no_weight_in_logsumexp_counts_for_nothing_even_if_it_is_nan():
     slope = pe.grad(lambda a: special.logsumexp(a, b=b))(a)
     weights = np.array([np.exp(1.0), 0, 0, 2 * np.exp(3.0)])
     np.testing.assert_allclose(slope, weights / weights.sum())
+
+
+SIGNATURES = [
+    *(("linalg", name) for name in linalg.__all__),
+    *(("special", name) for name in ("log_softmax", "logsumexp", "multigammaln", "softmax")),
+    ("signal", "convolve"),
+    ("integrate", "odeint"),
+    *(("stats", f"{of}.{name}") for of in ("dirichlet", "multivariate_normal") for name in ("pdf", "logpdf")),
+    ("stats", "multivariate_normal.entropy"),
+]
+
+
+@pytest.mark.parametrize(("module", "path"), SIGNATURES)
+def test_names_and_defaults_of_arguments_are_scipys(module: str, path: str) -> None:
+    mine = {"integrate": integrate, "linalg": linalg, "signal": signal, "special": special, "stats": stats}[module]
+    ours, scipys = (inspect.signature(operator.attrgetter(path)(of)).parameters for of in (mine, theirs[module]))
+    by_position = [name for name, p in ours.items() if p.kind is not p.KEYWORD_ONLY]
+    assert by_position == list(scipys)[: len(by_position)]
+    assert {name: p.default for name, p in ours.items()} == {name: scipys[name].default for name in ours}

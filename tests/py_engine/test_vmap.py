@@ -445,6 +445,44 @@ def test_masks_are_drawn_for_each_sample():
     assert not np.all(shared == shared[0])
 
 
+GENERATOR = np.random.default_rng(3)
+
+
+def dropped(x):
+    return ops.dropout(x, 0.5, GENERATOR)
+
+
+@both
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: pe.scan(lambda c, _: (dropped(c), None), x, length=2)[0],
+        lambda x: pe.scan(lambda c, s: (c, dropped(s + 0 * c[0])), x, np.ones((2, 60)), checkpoint=True)[1],
+        lambda x: pe.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, dropped(s[1])), (0.0, x))[1],
+        lambda x: pe.while_loop(lambda s: dropped(s[0]) == 0, lambda s: (s[0], s[1] + 1), (1.0, 0 * x))[1],
+        lambda x: pe.cond(x[0] > 0, dropped, lambda x: x, x),
+        lambda x: pe.checkpoint(dropped)(x),
+        lambda x: pe.vmap(lambda y: pe.scan(lambda c, _: (dropped(c), None), y, length=1)[0])(x.reshape(2, 30)),
+    ],
+)
+def test_loops_and_branches_draw_for_each_sample(function, shared, run):
+    x = np.ones((20, 60))
+    found = run(pe.vmap(lambda x: function(np.ones(60)) + 0 * x[0] if shared else function(x)))(x)
+    assert len(np.unique(found.reshape(20, -1), axis=0)) > 3
+
+
+def test_what_draws_and_has_no_rule_is_refused_under_vmap():
+    class Draws:
+        drawing = "dropout_mask"
+
+    op = Op("noisy", lambda x, inside: (x.shape, x.dtype), kernel=lambda x, out, inside: np.copyto(out, x))
+    with pytest.raises(
+        ConfigurationError, match=r"'noisy' draws random numbers \('dropout_mask'\), and has no batching"
+    ):
+        pe.vmap(lambda x: op(x, inside=Draws()))(np.ones((3, 2)))
+
+
 def test_a_traced_function_is_replayed_for_other_samples(rng):
     compiled = pe.compile(pe.vmap(lambda x, w: np.tanh(x @ w), in_axes=(0, None)))
     for _ in range(3):

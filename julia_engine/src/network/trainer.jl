@@ -362,12 +362,17 @@ end
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
+# The third number of a state. In its place older versions have a count, or nothing: their streams do not say
+# their steps.
+const STREAMS_WITH_STEPS = -1
+
 """
     training_state(trainer)
 
 All that a checkpoint needs beside the parameters and the settings, as copies: `(numbers, first, second, total)`. The
-numbers are the updates and the mini-batches since the last one, then for each dropout layer how many numbers its streams
-have, and these. The vectors are the optimizer's own, and what is accumulated of an update.
+numbers are the updates and the mini-batches since the last one, $STREAMS_WITH_STEPS, and for each dropout layer how
+many numbers its streams have, and these: see `STREAM_NUMBERS`. The vectors are the optimizer's own, and what is
+accumulated of an update.
 
 A new trainer of the same chain and settings that has the same parameters and takes this over by [`load_state!`](@ref)
 continues bit for bit as this one would. With a communicator it is the state of this process, whose streams are its own.
@@ -376,7 +381,7 @@ function training_state(trainer::Trainer)
     trainer.techniques.replay || isempty(trainer.streams.layers) || throw(ConfigurationError(
         "eager steps of a dropout layer cannot be resumed: switch the technique replay on"))
     suit!(trainer.state, trainer.optimizer, length(trainer.gradient))
-    numbers = Int64[trainer.state.steps, trainer.pending]
+    numbers = Int64[trainer.state.steps, trainer.pending, STREAMS_WITH_STEPS]
     for found in stream_states(trainer.streams)
         append!(push!(numbers, length(found)), found)
     end
@@ -388,15 +393,17 @@ dropouts(chain::Chain) = Dropout[layer for layer in chain.layers if layer isa Dr
 """
     load_state!(trainer, state)
 
-Take over what [`training_state`](@ref) gave. Throws a `ParameterError`, and changes nothing, if it does not fit.
+Take over what [`training_state`](@ref) gave, in this version or an older one. Throws a `ParameterError`, and changes
+nothing, if it does not fit.
 """
 function load_state!(trainer::Trainer{T}, state) where {T}
     suit!(trainer.state, trainer.optimizer, length(trainer.gradient))
     numbers = state.numbers
-    streams, next = Vector{Int64}[], 3
+    steps = get(numbers, 3, 0) == STREAMS_WITH_STEPS
+    streams, next = Vector{Int64}[], steps ? 4 : 3
     for _ in trainer.streams.layers
         count = next <= length(numbers) ? numbers[next] : -1
-        0 <= count <= length(numbers) - next || throw(unfit_state())
+        0 <= count <= length(numbers) - next && count % (steps ? STREAM_NUMBERS : WORDS) == 0 || throw(unfit_state())
         push!(streams, numbers[next+1:next+count])
         next += count + 1
     end
@@ -407,7 +414,7 @@ function load_state!(trainer::Trainer{T}, state) where {T}
     copyto!(trainer.state.first, state.first)
     copyto!(trainer.state.second, state.second)
     copyto!(trainer.total, state.total)
-    load_streams!(trainer.streams, streams)
+    load_streams!(trainer.streams, streams, steps)
     return nothing
 end
 

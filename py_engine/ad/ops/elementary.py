@@ -778,7 +778,11 @@ ASTYPE: Op = define(
 
 
 def astype(x: Operand, dtype: DTypeLike) -> Tensor:
-    """Convert to `dtype`; between float types the gradient is converted back."""
+    """Convert to `dtype`; between float types the gradient is converted back.
+
+    NaN, infinite and too large numbers become the integers that numpy makes of them, which the processor decides:
+    eagerly with numpy's RuntimeWarning, in a compiled function without.
+    """
     x, dtype = as_tensor(x), as_dtype(dtype)
     return x if x.dtype == dtype else ASTYPE(x, dtype=dtype)
 

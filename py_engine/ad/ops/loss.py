@@ -91,7 +91,9 @@ def _bind_loss(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequenc
     n = labels.size
     places, calls = _label_places(labels, logits.shape[-1], scratch)
     picked = scratch((n,), logits.dtype)
-    weights = np.full(n, 1 / max(n, 1), logits.dtype)
+    if n == 0:
+        return [partial(out.fill, np.nan)]  # the mean of nothing
+    weights = np.full(n, 1 / n, logits.dtype)
     return [
         *calls,
         partial(np.ndarray.take, logits.reshape(-1), places, 0, picked, "clip"),
@@ -145,7 +147,8 @@ def _batch_loss(
     flat = reshape(logits, (labels.size, logits.shape[-1]))
     picked = flat[np.arange(labels.size), reshape(labels, (labels.size,))]
     samples = math.prod(labels.shape[1:])
-    return sum(lse - reshape(picked, lse.shape), tuple(range(1, lse.ndim))) * (1 / max(samples, 1))
+    share = 1 / samples if samples else math.nan  # the mean of nothing
+    return sum(lse - reshape(picked, lse.shape), tuple(range(1, lse.ndim))) * share
 
 
 def _batch_loss_gradient(

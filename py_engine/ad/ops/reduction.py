@@ -376,7 +376,8 @@ def _to_winners(g: Tensor, y: Tensor, x: Tensor, axes: Axes) -> Tensor:
 
 def _of_winners(t: Tensor, y: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:
     won, count = _winners(y, x, axes)
-    total = sum(WHERE(won, t, 0), axes, keepdims=True) / count
+    # None has won where the largest is NaN: its derivative is 0 then, backward as forward, as `maximum` has it.
+    total = sum(WHERE(won, t, 0), axes, keepdims=True) / maximum(count, 1)
     return total if keepdims else reshape(total, y.shape)
 
 

@@ -7,7 +7,7 @@ keeps the memory behind its addresses alive.
 module Kernels
 
 using LinearAlgebra
-using ..Errors: LabelError, ShapeError
+using ..Errors: DTypeError, LabelError, ShapeError
 using ...Versions: Versions
 
 export Instruction, Instructions, execute!

@@ -146,7 +146,7 @@ operation!(:turn_64, :(turn!(wide(T), x)))
 operation!(:turn_32, :(turn!(narrow(T), x)))
 operation!(:call, :(call!(x)))
 operation!(:to_other, :(convert!(other(T), T, x)))
-operation!(:to_int, :(convert!(Int64, T, x)))
+operation!(:to_int, :(to_int!(x)))
 operation!(:from_int, :(convert!(T, Int64, x)))
 other(::Type{Float32}) = Float64
 other(::Type{Float64}) = Float32

@@ -122,7 +122,30 @@ end
     end
 end
 @inline converted(::Type{To}, v) where {To} = To(v)
-@inline converted(::Type{Int64}, v::AbstractFloat) = unsafe_trunc(Int64, v)
+
+"""Conversions to integers, towards zero; throws where there is a number that has none."""
+@inline function to_int!(x::Instruction{T}) where {T}
+    limit = T(0x1p63)
+    for l in 0:x.n[4]-1, k in 0:x.n[3]-1, j in 0:x.n[2]-1
+        o = Ptr{Int64}(x.out) + sizeof(Int64) * (j * x.so[2] + k * x.so[3] + l * x.so[4])
+        a = x.a + sizeof(T) * (j * x.sa[2] + k * x.sa[3] + l * x.sa[4])
+        all_fit = true
+        for i in 1:x.n[1]
+            v = at(a, i, x.sa[1])
+            fits = -limit <= v < limit
+            all_fit &= fits
+            put!(o, unsafe_trunc(Int64, ifelse(fits, v, zero(T))), i, x.so[1])
+        end
+        all_fit || throw_unfit(x, a)
+    end
+end
+
+@noinline function throw_unfit(x::Instruction{T}, a) where {T}
+    limit = T(0x1p63)
+    i = findfirst(i -> !(-limit <= at(a, i, x.sa[1]) < limit), 1:x.n[1])
+    throw(DTypeError("$(named(place_of(x))): $(at(a, i, x.sa[1])) is no Int64; only finite numbers from -2^63 to " *
+        "below 2^63 can be converted"))
+end
 
 # Reductions. The result's strides are 0 along the reduced axes; it holds the neutral element before the first row.
 
@@ -353,7 +376,7 @@ end
         1 <= label <= classes || throw_label(x, label, i, classes)
         total += Float64(unsafe_load(x.b, i) - unsafe_load(x.a, (i - 1) * classes + label))
     end
-    unsafe_store!(x.out, T(total / max(n, 1)))
+    unsafe_store!(x.out, T(total / n))  # the mean of nothing is NaN
     return nothing
 end
 

@@ -218,7 +218,9 @@ function infer_svd(inputs, attrs)
     k = min(m, n)
     return Kind[(Int[m, k], T), (Int[k], T), (Int[k, n], T)]
 end
-const SVD = decomposition("svd", x -> (f = svd(x); (f.U, f.S, f.Vt)), infer_svd, backward_svd, push_svd,
+# Of no rows LinearAlgebra's has more vectors than the thin form.
+thin_svd(x) = isempty(x) ? (zeros(size(x, 1), 0), zeros(0), zeros(0, size(x, 2))) : (f = svd(x); (f.U, f.S, f.Vt))
+const SVD = decomposition("svd", thin_svd, infer_svd, backward_svd, push_svd,
     "u, s and v' of the singular value decomposition x = u diag(s) v', in its thin form")
 
 no_rest(given...) = throw(NotDifferentiableError("svd: the vectors that complete those of a matrix that is not square have no " *

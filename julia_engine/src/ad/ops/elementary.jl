@@ -354,7 +354,8 @@ function forward_astype(p, out, inputs, attrs)
     out.eltype === x.eltype && return emit_copy!(p, out, x)
     name = out.eltype === Int64 ? :to_int : x.eltype === Int64 ? :from_int : :to_other
     T = x.eltype === Int64 ? out.eltype : x.eltype
-    return emit_loops!(p, T, name, out.dims, Memory[out, x], Vector{Int}[out.strides, x.strides])
+    i = name === :to_int ? (0, 0, 0, place!(p, "astype", out.dims)) : NONE
+    return emit_loops!(p, T, name, out.dims, Memory[out, x], Vector{Int}[out.strides, x.strides], i)
 end
 
 const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs.eltype); batch=trailing, sparsity=one_to_one, forward=forward_astype,
@@ -364,7 +365,8 @@ const ASTYPE = register!(Op("astype", (inputs, attrs) -> (inputs[1].dims, attrs.
 """
     astype(x, T)
 
-Convert to Float32, Float64 or Int64; between float types the gradient is converted back. Also `Float32.(x)`.
+Convert to Float32, Float64 or Int64; between float types the gradient is converted back. Also `Float32.(x)`. To Int64
+fractions are dropped; NaN, infinite and too large numbers throw a `DTypeError`, eagerly and at every replay.
 """
 function astype(@nospecialize(x), T::DataType)
     T in (Float32, Float64, Int64) || throw(DTypeError("astype: expected Float32, Float64 or Int64, got $T"))

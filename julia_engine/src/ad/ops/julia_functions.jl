@@ -150,7 +150,22 @@ struct DiagonalTensor <: StructuredTensor
 end
 as_tensor(x::DiagonalTensor, @nospecialize(T)=Float64) = diagm(x.diagonal)
 LinearAlgebra.Diagonal(x::Tensor) = DiagonalTensor(ndims(x) == 1 ? x : diag(x))
-Base.inv(x::DiagonalTensor) = DiagonalTensor(RECIPROCAL(x.diagonal))
+
+# The diagonal of a matrix that is inverted, at which a replay looks, too: a zero there makes the matrix singular.
+function copy_diagonal!(y, x, name::String)
+    any(iszero, x) && throw(LinearAlgebraError("$name: the matrix is singular"))
+    y .= x
+    return nothing
+end
+const INVERTED_DIAGONAL = Op("inverted_diagonal", (inputs, attrs) -> (inputs[1].dims, check_float(inputs[1].eltype));
+    batch=trailing,
+    forward=(p, out, inputs, attrs) -> emit_arrays!(p, (y, x) -> copy_diagonal!(y, x, attrs.name), Memory[out], inputs),
+    backward=Any[(g, y, inputs, attrs) -> g], jvp=(t, y, inputs, attrs) -> t[1], attrs=[:name],
+    doc="the diagonal of a matrix that has an inverse: no element is zero")
+inverted_diagonal(x::DiagonalTensor, name::String) =
+    apply(INVERTED_DIAGONAL, Tensor[x.diagonal], attributes(:name => name))
+
+Base.inv(x::DiagonalTensor) = DiagonalTensor(RECIPROCAL(inverted_diagonal(x, "inv")))
 LinearAlgebra.det(x::DiagonalTensor) = prod(x.diagonal)
 LinearAlgebra.logdet(x::DiagonalTensor) = ADD(sum(LOG(ABS(x.diagonal))), LOG(prod(SIGN(x.diagonal))))
 LinearAlgebra.tr(x::DiagonalTensor) = sum(x.diagonal)
@@ -201,7 +216,7 @@ solution(a::StructuredTensor, b) = as_tensor(a) \ b
 left_product(a::DiagonalTensor, b) = ndims(b) == 0 ? DiagonalTensor(a.diagonal * b) : MUL(facing(a, b), b)
 right_product(a, b::DiagonalTensor) = ndims(a) == 0 ? DiagonalTensor(a * b.diagonal) :
     (check_matrix(as_tensor(a)); transpose(left_product(b, transpose(as_tensor(a)))))
-solution(a::DiagonalTensor, b) = DIV(b, facing(a, b))
+solution(a::DiagonalTensor, b) = DIV(b, facing(length(b) == 0 ? a : DiagonalTensor(inverted_diagonal(a, "solve")), b))
 
 """The diagonal, to be multiplied by the columns of `b`."""
 function facing(a::DiagonalTensor, b)
