@@ -133,3 +133,9 @@ end
     both = deepcopy((trainer, trainer.chain))
     @test both[1].chain === both[2] && both[1].optimizer !== trainer.optimizer
 end
+
+@testset "a copy has the same ops" begin
+    op = AD.TABLE["sin"]
+    @test deepcopy((f=op, ops=[op])) == (f=op, ops=[op])
+    @test deepcopy(op) === op
+end

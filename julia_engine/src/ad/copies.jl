@@ -53,6 +53,9 @@ function Base.deepcopy_internal(x::Tensor, known::IdDict)
     return known[x] = copied
 end
 
+# An op's record is known by its identity.
+Base.deepcopy_internal(op::Op, ::IdDict) = op
+
 Base.deepcopy_internal(::Memory, ::IdDict) = throw(ReplayError(
     "a tape is bound to its memory and cannot be copied; compile the function again, or make a new trainer"))
 
