@@ -234,7 +234,7 @@ class Costed(Protocol):
         ...
 
     def held_bytes(self) -> int:
-        """Bytes of the values, gradients and scratch memory of the steps planned so far, parameters not counted."""
+        """About how many bytes of values and gradients the steps planned so far need, parameters not counted."""
         ...
 
     def collecting_seconds(self) -> float:

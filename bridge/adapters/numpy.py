@@ -105,7 +105,8 @@ class NumpySession:
 
     def held_bytes(self) -> int:
         """See `Costed.held_bytes`."""
-        return sum(tape.nbytes for tape in self.trainer.tapes)
+        tapes = self.trainer.tapes
+        return sum(tape.nbytes + sum(out.nbytes for out in tape.outputs) for tape in tapes)
 
     def collecting_seconds(self) -> float:
         """See `Costed.collecting_seconds`."""

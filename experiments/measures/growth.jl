@@ -1,15 +1,16 @@
 # How the time of a gradient grows with the nodes of its graph, in the Julia engine: for experiments/measures/growth.py,
-# which runs this file. Its arguments are how often to call, the seconds after which a call is not repeated, those after
-# which no larger graph follows, how many numbers there are, and the nodes. It prints lines of what was timed, the nodes,
-# the seconds, those of them that collecting garbage took, and the bytes that were resident at most, beyond those before.
+# which runs this file. Its arguments are the kind of calls, how often to call, the seconds after which a call is not repeated,
+# those after which no larger graph follows, how many numbers there are, and the nodes. It prints lines of what was timed, the
+# nodes, the seconds, those of them that collecting garbage took, and how many bytes more than before were resident at most,
+# where the system says it.
 
 using TwinGrad
 using TwinGrad.AD
 
-const REPEATS = parse(Int, ARGS[1])
-const ONCE_SECONDS = parse(Float64, ARGS[2])
-const CALL_SECONDS = parse(Float64, ARGS[3])
-const X = collect(range(0.1, 1.0; length=parse(Int, ARGS[4])))
+const REPEATS = parse(Int, ARGS[2])
+const ONCE_SECONDS = parse(Float64, ARGS[3])
+const CALL_SECONDS = parse(Float64, ARGS[4])
+const X = collect(range(0.1, 1.0; length=parse(Int, ARGS[5])))
 
 function chain(x, count)
     for _ in 1:count
@@ -35,15 +36,24 @@ function least(call)
     return best
 end
 
-# Bytes that are resident, or were at most ("VmHWM") since the peak was last reset; 0 where the system does not say.
-function resident(name)
-    isfile("/proc/self/status") || return 0
-    for line in eachline("/proc/self/status")
-        startswith(line, name) && return 1024 * parse(Int, split(line)[2])
+# The bytes that were resident at most since `reset_peak`, as bridge/memory.py has them; `nothing` where the system does not say.
+function peak()
+    try
+        line = only(filter(line -> startswith(line, "VmHWM"), readlines("/proc/self/status")))
+        return 1024 * parse(Int, split(line)[2])
+    catch
+        return nothing
     end
-    return 0
 end
-reset_peak() = isfile("/proc/self/clear_refs") && write("/proc/self/clear_refs", "5")
+
+function reset_peak()
+    try
+        write("/proc/self/clear_refs", "5")
+        return true
+    catch
+        return false
+    end
+end
 
 eager(count) = ["eager gradient" => least(() -> gradient(count)(X))]
 
@@ -54,16 +64,15 @@ function compiled(count)
     return ["first call, compiled" => first_call, "later call, compiled" => least(() -> kept[end](X))]
 end
 
-for timed in (eager, compiled)
-    timed(1)  # which Julia compiles
-    before = resident("VmRSS")
-    for count in parse.(Int, ARGS[5:end])
-        reset_peak()
-        found = timed(count)
-        held = max(resident("VmHWM") - before, 0)
-        for (what, (seconds, collected)) in found
-            println(join((what, count, seconds, collected, held), '\t'))
-        end
-        maximum(first ∘ last, found) > CALL_SECONDS && break
+const TIMED = Dict("eager" => eager, "compiled" => compiled)[ARGS[1]]
+TIMED(1)  # which Julia compiles
+const BEFORE = reset_peak() ? peak() : nothing
+for count in parse.(Int, ARGS[6:end])
+    reset_peak()
+    found = TIMED(count)
+    held = BEFORE === nothing ? "" : max(peak() - BEFORE, 0)
+    for (what, (seconds, collected)) in found
+        println(join((what, count, seconds, collected, held), '\t'))
     end
+    maximum(first ∘ last, found) > CALL_SECONDS && break
 end

@@ -29,7 +29,7 @@ import numpy as np
 
 from bridge import memory
 from bridge import spec as model_spec
-from bridge.errors import WorkerError
+from bridge.errors import EngineUnavailableError, WorkerError
 from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.find import find
 from bridge.session import Optimizer
@@ -93,7 +93,7 @@ def run(given: Assignment) -> Parts:
                 given.watcher.step()
                 yield {"growth": rows}
         yield given.blas(worker)
-    if given.engines[0] in IN_PYTHON or given.engines[0] == "julia":
+    if given.engines[0] in KINDS:
         for row in of_graphs(given.engines[0], given.settings[NODES]):
             rows.append({"series": NODES, **row, "cache_bytes": machine.machine().cache_bytes})
         given.watcher.step()
@@ -116,9 +116,10 @@ def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, 
     known: Row = {} if held is None else {"held_bytes": held, "cache_bytes": machine.machine().cache_bytes}
     limit = {"limit_seconds": roofline.Limit(work, rates[needed]).seconds}
     yield {"what": "step", "seconds": step, **limit, **known}
+    seconds = max(first - step, 0.0)
     if before is not None and after is not None:
-        known["collecting_seconds"] = after - before
-    yield {"what": "start-up", "seconds": max(first - step, 0.0), **known}
+        known["collecting_seconds"] = min(after - before, seconds)
+    yield {"what": "start-up", "seconds": seconds, **known}
 
 
 def started(worker: Worker, task: Task) -> float:
@@ -127,47 +128,68 @@ def started(worker: Worker, task: Task) -> float:
 
 
 def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[Row]:
-    """What was timed of an engine's graphs: the rows of a record, without what is the same in all."""
+    """What was timed of an engine's graphs: the rows of a record, without what is the same in all.
+
+    Each kind of calls has a process, since what one has freed may be memory of the next.
+    """
     variables = dict(environment(1))
     if engine == "julia":
         path = os.environ.get("JULIA_LOAD_PATH") or os.pathsep.join(("@", "@v#.#", "@stdlib"))
         variables["JULIA_LOAD_PATH"] = f"{ENGINE}{os.pathsep}{path}"
+    for kind in KINDS[engine]:
+        done = subprocess.run(
+            _command(engine, kind, nodes), env=variables, capture_output=True, encoding="utf-8", check=False
+        )
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["nothing"])[-1][-500:]
+            raise WorkerError(f"engine {engine}: its graphs can't be timed; its process last said: {said}")
+        for line in done.stdout.splitlines():
+            what, count, seconds, collecting, held = line.split("\t")
+            row = {
+                "what": what,
+                "value": int(count),
+                "seconds": float(seconds),
+                "collecting_seconds": float(collecting),
+            }
+            yield row | ({"held_bytes": int(held)} if held else {})
+
+
+def _command(engine: str, kind: str, nodes: Sequence[int]) -> list[str]:
+    """The program that times a kind of calls."""
+    if engine == "julia":
         script = str(Path(__file__).with_name("growth.jl"))
-        words = [str(REPEATS), str(ONCE_SECONDS), str(CALL_SECONDS), str(ELEMENTS), *map(str, nodes)]
-        command = [find().executable, "--startup-file=no", script, *words]
-    else:
-        code = _START + "from experiments.measures.growth import main; main(start)"
-        start = {"path": sys.path, "engine": engine, NODES: list(nodes)}
-        command = [sys.executable, "-c", code, json.dumps(start)]
-    done = subprocess.run(command, env=variables, capture_output=True, encoding="utf-8", check=False)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1][-500:]
-        raise WorkerError(f"engine {engine}: its graphs can't be timed; its process last said: {said}")
-    for line in done.stdout.splitlines():
-        what, count, seconds, collecting, held = line.split("\t")
-        yield {
-            **{"what": what, "value": int(count), "seconds": float(seconds)},
-            **{"collecting_seconds": float(collecting), "held_bytes": int(held)},
-        }
+        words = (kind, REPEATS, ONCE_SECONDS, CALL_SECONDS, ELEMENTS, *nodes)
+        return [find().executable, "--startup-file=no", script, *map(str, words)]
+    code = _START + "from experiments.measures.growth import main; main(start)"
+    start = {"path": sys.path, "engine": engine, "kind": kind, NODES: list(nodes)}
+    return [sys.executable, "-c", code, json.dumps(start)]
 
 
 def main(start: Mapping[str, Any]) -> None:
-    """Time an engine's graphs in a separate process, and print what was found."""
-    for timed in IN_PYTHON[start["engine"]]():
-        timed(1)
+    """Time an engine's graphs in a separate process, and print what was found, as `growth.jl` does."""
+    timed = IN_PYTHON[start["engine"]]()[start["kind"]]
+    timed(1)
+    before = _peak()
+    for count in start[NODES]:
+        _peak()
+        found = timed(count)
+        held = "" if before is None else max(memory.peak_rss() - before, 0)
+        for what, (seconds, collecting) in found.items():
+            print(what, count, seconds, collecting, held, sep="\t", flush=True)
+        if max(found.values())[0] > CALL_SECONDS:
+            break
+
+
+def _peak() -> int | None:
+    """The bytes that are resident now, from where on the peak is kept anew; None where the system does not say."""
+    try:
         memory.reset_peak()
-        before = memory.peak_rss()
-        for count in start[NODES]:
-            memory.reset_peak()
-            found = timed(count)
-            held = max(memory.peak_rss() - before, 0)
-            for what, (seconds, collecting) in found.items():
-                print(what, count, seconds, collecting, held, sep="\t", flush=True)
-            if max(found.values())[0] > CALL_SECONDS:
-                break
+        return memory.peak_rss()
+    except EngineUnavailableError:
+        return None
 
 
-def _of_numpy() -> list[Timed]:
+def _of_numpy() -> dict[str, Timed]:
     import py_engine as pe
 
     x = np.linspace(0.1, 1.0, ELEMENTS)
@@ -194,10 +216,10 @@ def _of_numpy() -> list[Timed]:
         seconds = _least(first, x)
         return {"first call, compiled": seconds, "later call, compiled": _least(kept[-1], x)}
 
-    return [eager, compiled]
+    return {"eager": eager, "compiled": compiled}
 
 
-def _of_torch() -> list[Timed]:
+def _of_torch() -> dict[str, Timed]:
     import torch
 
     x = torch.linspace(0.1, 1.0, ELEMENTS, dtype=torch.float64, requires_grad=True)
@@ -211,11 +233,13 @@ def _of_torch() -> list[Timed]:
 
         return {"eager gradient": _least(gradient, x)}
 
-    return [eager]
+    return {"eager": eager}
 
 
-IN_PYTHON: Mapping[str, Callable[[], list[Timed]]] = {"numpy": _of_numpy, "torch": _of_torch}
-"""Engines that are asked in Python, and what of theirs is timed, one after the other."""
+IN_PYTHON: Mapping[str, Callable[[], dict[str, Timed]]] = {"numpy": _of_numpy, "torch": _of_torch}
+"""Engines that are asked in Python, and what of theirs is timed, by kind."""
+KINDS = {"numpy": ("eager", "compiled"), "julia": ("eager", "compiled"), "torch": ("eager",)}
+"""The kinds of calls of graphs that are timed."""
 
 
 def _least(call: Callable[[Any], Any], x: Any) -> Seconds:

@@ -159,7 +159,7 @@ def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
     found = {
         "exponent": exponent(times["value"], times["seconds"]),
         "beyond": exponent(times["value"], times["seconds"] / times["limit_seconds"].astype(float)),
-        "collecting": float((collecting / times["seconds"]).iloc[-1]),
+        "collecting": float(collecting.iloc[-1] / times["seconds"].iloc[-1]) if times["seconds"].iloc[-1] else 0.0,
         "inside": exponent(times["value"][inside], rest[inside]),
         "outside": exponent(times["value"][~inside], rest[~inside]),
         "steepest": max(pairs, default=None),
@@ -190,20 +190,18 @@ def _why(row: Row, engine: str) -> str:
     if beyond is not None and beyond <= MOST - 1:
         return said + "the limit grows as fast."
     collecting, split = row[f"{engine}_collecting"], row[f"{engine}_split"]
-    places = ("among those in its caches", "among the others") if split else ("", "")
+    if not split and not collecting:
+        return said + "not explained."
+    places = (" among the sizes whose memory fits the largest cache", " among the others") if split else ("", "")
     rest = [
         (place, found)
         for name, place in zip(("inside", "outside"), places, strict=True)
         if (found := row[f"{engine}_{name}"]) is not None
     ]
-    if not split and not collecting:
-        return said + "not explained."
-    of_rest = (
-        " and ".join(f"{fixed(found)} {place}".strip() for place, found in rest) or "of too few sizes to be fitted"
-    )
-    without = f"without collecting garbage ({percent(collecting)} of the longest)" if collecting else "by memory"
+    of_rest = " and ".join(f"{fixed(found)}{place}" for place, found in rest) or "what can't be fitted"
+    without = f"without collecting garbage ({percent(collecting)} of the longest): " if collecting else ""
     explained = bool(rest) and all(found <= MOST for _, found in rest)
-    return f"{said}{without} {of_rest}; {'which explains it' if explained else 'the rest is not explained'}."
+    return f"{said}{without}{of_rest}; {'which explains it' if explained else 'the rest is not explained'}."
 
 
 @producer

@@ -217,6 +217,7 @@ end
         @test run(v -> Diagonal(v) \ none)(v) == none == run(v -> diagm(v) \ none)(v)
         @test run(v -> Diagonal(v) \ zeros(0))(zeros(0)) == Float64[]
         @test run(v -> Matrix(inv(Diagonal(v))))(zeros(0)) == zeros(0, 0)
+        @test occursin("does not fit", error_of(() -> run(v -> Diagonal(v) \ ones(2))(v)).message)
     end
 end
 

@@ -95,6 +95,7 @@ end
         @test Matrix(sparsity(Hidden(f), x)) == (jacobian(Hidden(f), x) .!= 0)
     end
     @test Matrix(sparsity(x -> cumsum(x), x)) == trues(12, 12)  # all of the axis
+    @test Matrix(sparsity(x -> Diagonal(x) \ ones(12) .+ diag(inv(Diagonal(x))), x)) == Matrix(I, 12, 12)
     @test all(Matrix(sparsity(x -> x[sortperm_along(x, 1)], x)))  # whichever may come
     @test nnz(sparsity(x -> floor.(x) .+ stop_gradient(x), x)) == 0
     @test all(Matrix(sparsity(x -> reshape(x[1:9], 3, 3) \ ones(3), x))[:, 1:9])

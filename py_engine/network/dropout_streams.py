@@ -137,7 +137,7 @@ class DropoutStreams:
         if free := self._rows_of(name, ANY_STEP):
             rows[free[0], 0] = digest(step)
             return
-        number = 1 + int(rows[:, 1].max(initial=self._calls[name]))
+        number = 1 + (int(rows[:, 1].max()) if len(rows) else self._calls[name])
         words = _words(self.layers[name].new_stream(scope, number))
         self._rows[name] = np.append(rows, np.array([[digest(step), number, *words]], np.uint64), axis=0)
 

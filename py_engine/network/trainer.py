@@ -280,8 +280,8 @@ class Trainer:
         resumes bit for bit as this one would.
 
         With a communicator all processes call this together, and each returns the streams of all of them, (ranks,
-        copies, 8): the state of one is a checkpoint for all. On another number of processes the streams of those that
-        were not there before begin anew.
+        copies, 8): the state of one is a checkpoint for all. On another number of processes, whose parts of a
+        mini-batch are of other sizes, streams begin anew.
         """
         found = self._own_state()
         if self.parallel is not None:

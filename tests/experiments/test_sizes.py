@@ -801,15 +801,11 @@ def test_an_exponent_above_that_of_linear_work_is_marked_and_said_to_be_explaine
     ("collecting", "cache", "explanation"),
     [
         # By the nodes: 100, 1,000 and 10,000. All time beyond 1 µs for each node is that of collecting.
-        (1.0, 0, "without collecting garbage (84 % of the longest) 1.00; which explains it."),
-        (0.5, 0, "without collecting garbage (42 % of the longest) 1.16; the rest is not explained."),
-        (0.0, 1000, "by memory 1.20 among those in its caches; the rest is not explained."),
-        (
-            1.0,
-            1000,
-            "without collecting garbage (84 % of the longest) 1.00 among those in its caches; which explains it.",
-        ),
-        (1.0, 10, "without collecting garbage (84 % of the longest) 1.00 among the others; which explains it."),
+        (1.0, 0, "); without collecting garbage (84 % of the longest): 1.00; which explains it."),
+        (0.5, 0, "); without collecting garbage (42 % of the longest): 1.16; the rest is not explained."),
+        (0.0, 1000, "); 1.20 among the sizes whose memory fits the largest cache; the rest is not explained."),
+        (1.0, 1000, "longest): 1.00 among the sizes whose memory fits the largest cache; which explains it."),
+        (1.0, 10, "without collecting garbage (84 % of the longest): 1.00 among the others; which explains it."),
     ],
 )
 def test_an_exponent_is_explained_by_collecting_garbage_and_by_the_caches(

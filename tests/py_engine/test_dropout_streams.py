@@ -97,6 +97,16 @@ def test_asking_changes_nothing_for_a_size_that_trains_first_after_it(data):
     np.testing.assert_array_equal(found[0], found[2])
 
 
+def test_a_copy_of_a_chain_that_was_called_for_other_reasons_begins_the_same_streams(data):
+    trainer = new_trainer()
+    trainer.train_epoch(data[0][:BATCH], data[1][:BATCH])
+    probe(trainer, data, 3)
+    resumed = new_trainer(copy.deepcopy(trainer.chain))
+    resumed.load_state(trainer.state())
+    found = [one.train_epoch(data[0][: BATCH - 1], data[1][: BATCH - 1]) for one in (trainer, resumed)]
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 def train_rows(trainer, data, rows):
     return trainer.train_epoch(data[0][:rows], data[1][:rows])
 

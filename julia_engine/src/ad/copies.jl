@@ -53,7 +53,7 @@ function Base.deepcopy_internal(x::Tensor, known::IdDict)
     return known[x] = copied
 end
 
-# An op's record is known by its identity.
+# Ops are known by their identity.
 Base.deepcopy_internal(op::Op, ::IdDict) = op
 
 Base.deepcopy_internal(::Memory, ::IdDict) = throw(ReplayError(

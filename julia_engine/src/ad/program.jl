@@ -8,8 +8,8 @@
     Equation
 
 An op with its inputs, its attributes, and the variables that are its results. `scope` is the layer that it belongs to, for
-messages. It is one object, as are an op's record, its attributes and memories: an immutable one would be copied by each call of a
-function that is found at run time.
+messages. Nobody changes it. It is mutable, as ops, attributes and memories are, so that it is passed by reference: Julia copies an
+immutable one in each call whose method is found at run time.
 """
 mutable struct Equation
     op::Op

@@ -63,7 +63,7 @@ rows_of(streams::DropoutStreams, i::Int, step::Tuple{Int,Int}) =
 function add_row!(streams::DropoutStreams, i::Int, step::Tuple{Int,Int}, scope::String)
     rows, free = streams.rows[i], rows_of(streams, i, ANY_STEP)
     if isempty(free)
-        number = 1 + maximum(Int64[streams.calls[i]; rows[3, :]])
+        number = 1 + (isempty(rows) ? streams.calls[i] : maximum(rows[3, :]))
         streams.rows[i] = hcat(rows, Int64[step..., number, new_stream(streams.layers[i], scope, number).state...])
     else
         rows[1, free[1]], rows[2, free[1]] = step

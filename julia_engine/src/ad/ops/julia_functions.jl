@@ -158,7 +158,7 @@ function copy_diagonal!(y, x, name::String)
     return nothing
 end
 const INVERTED_DIAGONAL = Op("inverted_diagonal", (inputs, attrs) -> (inputs[1].dims, check_float(inputs[1].eltype));
-    batch=trailing,
+    batch=trailing, sparsity=one_to_one,
     forward=(p, out, inputs, attrs) -> emit_arrays!(p, (y, x) -> copy_diagonal!(y, x, attrs.name), Memory[out], inputs),
     backward=Any[(g, y, inputs, attrs) -> g], jvp=(t, y, inputs, attrs) -> t[1], attrs=[:name],
     doc="the diagonal of a matrix that has an inverse: no element is zero")
@@ -216,7 +216,10 @@ solution(a::StructuredTensor, b) = as_tensor(a) \ b
 left_product(a::DiagonalTensor, b) = ndims(b) == 0 ? DiagonalTensor(a.diagonal * b) : MUL(facing(a, b), b)
 right_product(a, b::DiagonalTensor) = ndims(a) == 0 ? DiagonalTensor(a * b.diagonal) :
     (check_matrix(as_tensor(a)); transpose(left_product(b, transpose(as_tensor(a)))))
-solution(a::DiagonalTensor, b) = DIV(b, facing(length(b) == 0 ? a : DiagonalTensor(inverted_diagonal(a, "solve")), b))
+function solution(a::DiagonalTensor, b)
+    d = facing(a, b)  # which checks the sizes
+    return DIV(b, length(b) == 0 ? d : facing(DiagonalTensor(inverted_diagonal(a, "solve")), b))
+end
 
 """The diagonal, to be multiplied by the columns of `b`."""
 function facing(a::DiagonalTensor, b)
