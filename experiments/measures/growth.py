@@ -86,7 +86,8 @@ def run(given: Assignment) -> Parts:
                         pretrained={},
                     )
                     if number == 0:
-                        started(worker, task)
+                        task.build(worker)
+                        first_step(worker, task)
                         continue
                     about = {"series": name, "value": int(value)}
                     rows += [about | row for row in of_network(worker, task, given.threads, rates)]
@@ -103,8 +104,9 @@ def run(given: Assignment) -> Parts:
 def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, ...], roofline.Rates]) -> Iterator[Row]:
     """The step and the start-up of an engine at one size of a network. The machine is measured if not in `rates`."""
     task.preload(worker)
-    before = worker.collecting_seconds()
-    first = started(worker, task)
+    first = task.build(worker)
+    before = worker.collecting_seconds()  # not earlier: `build` ends the session before it, and collects what that held
+    first += first_step(worker, task)
     after = worker.collecting_seconds()
     seconds = warm(worker, task)
     steps = max(1, round(CHUNK_SECONDS / seconds))
@@ -122,9 +124,9 @@ def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, 
     yield {"what": "start-up", "seconds": seconds, **known}
 
 
-def started(worker: Worker, task: Task) -> float:
-    """The seconds of `build` and a first step."""
-    return task.build(worker) + task.train(worker, task.work.order(task.seed, 1, task.batch_size))[1]
+def first_step(worker: Worker, task: Task) -> float:
+    """The seconds of a first step, which traces and plans it in our engines."""
+    return task.train(worker, task.work.order(task.seed, 1, task.batch_size))[1]
 
 
 def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[Row]:
