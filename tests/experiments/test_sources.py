@@ -96,6 +96,7 @@ MEASURES["growth"] = (
     *(f"experiments/measures/growth.{end}" for end in ("py", "jl")),
     *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", *LIBJULIA),  # its graphs in Julia
     *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
+    "experiments/machine.py",  # the caches
 )
 MEASURES["totals"] = (
     "experiments/measures/totals.py",

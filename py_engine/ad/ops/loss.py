@@ -92,7 +92,7 @@ def _bind_loss(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequenc
     places, calls = _label_places(labels, logits.shape[-1], scratch)
     picked = scratch((n,), logits.dtype)
     if n == 0:
-        return [partial(out.fill, np.nan)]  # the mean of nothing
+        return [partial(np.ndarray.fill, out, np.nan)]  # the mean of nothing
     weights = np.full(n, 1 / n, logits.dtype)
     return [
         *calls,
@@ -147,8 +147,8 @@ def _batch_loss(
     flat = reshape(logits, (labels.size, logits.shape[-1]))
     picked = flat[np.arange(labels.size), reshape(labels, (labels.size,))]
     samples = math.prod(labels.shape[1:])
-    share = 1 / samples if samples else math.nan  # the mean of nothing
-    return sum(lse - reshape(picked, lse.shape), tuple(range(1, lse.ndim))) * share
+    losses = sum(lse - reshape(picked, lse.shape), tuple(range(1, lse.ndim))) * (1 / max(samples, 1))
+    return losses if samples else losses + math.nan  # the mean of nothing
 
 
 def _batch_loss_gradient(
