@@ -472,6 +472,17 @@ def test_loops_and_branches_draw_for_each_sample(function, shared, run):
     assert len(np.unique(found.reshape(20, -1), axis=0)) > 3
 
 
+@both
+def test_a_sample_whose_loop_has_ended_stays_as_it_is_though_the_condition_draws(run):
+    def steps(x):
+        return pe.while_loop(lambda s: dropped(s[0]) == 0, lambda s: (s[0], s[1] + 1), (1.0, 0 * x))[1]
+
+    found = run(pe.vmap(steps))(np.ones(400))
+    assert 0.6 < found.mean() < 1.5 and found.max() < 30, "each draw ends it with a probability of 1/2"
+    nested = run(pe.vmap(pe.vmap(steps)))(np.ones((20, 20)))
+    assert 0.6 < nested.mean() < 1.5 and nested.max() < 30
+
+
 def test_what_draws_and_has_no_rule_is_refused_under_vmap():
     class Draws:
         drawing = "dropout_mask"

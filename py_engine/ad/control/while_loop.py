@@ -149,8 +149,9 @@ class While:
     def of_many(self, samples: int, mapped: tuple[bool, ...]) -> tuple[While, list[bool], bool]:
         """Return the loop of many samples, which of its carries are mapped, and whether the samples' steps differ.
 
-        Where they differ, its carry is that of all samples and then the number of steps of each, and its body reads
-        the constants of the test, too.
+        Where they differ, its carry is that of all samples, then the number of steps of each, and then 1 for each that
+        has not ended, else 0. Its body reads the constants of the test, too: that is evaluated once after each step,
+        since it may draw random numbers.
         """
         key = ("of_many", samples, *mapped)
         if key not in self.derivatives:
@@ -165,24 +166,29 @@ class While:
             return While(steps, test, self.limit), carried, False
         body, constants, read = self.steps.body, self.steps.body.inputs[c:], self.test.inputs[c:]
         carries = _symbols(body.inputs[:c], [True] * c, samples)
-        counts = Tensor.symbol((samples,), COUNT)
+        counts, going = (Tensor.symbol((samples,), COUNT) for _ in range(2))
         given = _symbols(constants, mapped[c:end], samples)
         tested = _symbols(read, mapped[end:], samples)
         with nested_trace() as nodes:
-            (holds,), _ = batched(self.test, samples, [*carries, *tested], [True] * c + list(mapped[end:]))
             new, _ = batched(body, samples, [*carries, *given], [True] * c + list(mapped[c:end]))
+            holds = ops.greater(going, 0)
             chosen = [
                 ops.where(aligned(holds, x.ndim), y, z) for x, y, z in zip(body.inputs, new, carries, strict=False)
             ]
-            results = [*chosen, counts + ops.astype(holds, COUNT)]
-        masked = traced(nodes, [*carries, counts, *given, *tested], results)
-        again = [*_symbols(body.inputs[:c], [True] * c, samples), Tensor.symbol((samples,), COUNT)]
-        read_again = _symbols(read, mapped[end:], samples)
+            results = [*chosen, counts + going, going * self.going_on(samples, chosen, tested, mapped[end:])]
+        masked = traced(nodes, [*carries, counts, going, *given, *tested], results)
+        again = [*_symbols(body.inputs[:c], [True] * c, samples), *(Tensor.symbol((samples,), COUNT) for _ in range(2))]
         with nested_trace() as nodes:
-            (holds,), _ = batched(self.test, samples, [*again[:c], *read_again], [True] * c + list(mapped[end:]))
-            some = ops.any(holds)
-        test = traced(nodes, [*again, *read_again], [some])
-        return While(Loop(masked, c + 1, 0, 0, name="while_loop"), test, self.limit), [True] * c, True
+            some = ops.any(ops.greater(again[-1], 0))
+        test = traced(nodes, again, [some])
+        return While(Loop(masked, c + 2, 0, 0, name="while_loop"), test, self.limit), [True] * c, True
+
+    def going_on(
+        self, samples: int, carries: Sequence[Tensor], read: Sequence[Tensor], mapped: Sequence[bool]
+    ) -> Tensor:
+        """Evaluate the test of all samples, whose carries are all mapped: 1 for each that has another step, else 0."""
+        (holds,), _ = batched(self.test, samples, [*carries, *read], [True] * len(carries) + list(mapped))
+        return ops.astype(holds, COUNT)
 
 
 def _symbols(like: Sequence[Tensor], mapped: Sequence[bool], samples: int) -> list[Tensor]:
@@ -242,7 +248,8 @@ def _while_batch(
     if not differs:
         return op.apply_several((*carries, *inputs[c:]), {"loop": new}), [False, *carried]
     counts = Tensor(np.zeros(samples, COUNT))
-    found = op.apply_several((*carries, counts, *inputs[c:], *inputs[end:]), {"loop": new})
+    going = loop.going_on(samples, carries, inputs[end:], mapped[end:])
+    found = op.apply_several((*carries, counts, going, *inputs[c:]), {"loop": new})
     return [found[c + 1], *found[1 : c + 1]], [True] * (c + 1)
 
 
