@@ -192,7 +192,7 @@ class Trainer:
         if self.parallel is not None:
             rows, weights = self.parallel.own_rows(rows, self.batch_size)
         found = np.empty(-(-len(rows) // self._batch), np.float64)
-        steps_rates = None if rates is None else np.asarray(rates, np.float64)
+        steps_rates = None if rates is None else _as_rates(rates)
         if steps_rates is not None and steps_rates.shape != found.shape:
             raise ShapeError(f"expected a learning rate for each of {len(found)} steps, got shape {steps_rates.shape}")
         if steps_rates is not None and not (np.isfinite(steps_rates) & (steps_rates >= 0)).all():
@@ -671,6 +671,17 @@ class Trainer:
 def _one_hot_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """With targets as one-hot rows, for an ablation."""
     return -ops.mean(ops.sum(targets * ops.log_softmax(outputs), -1))
+
+
+def _as_rates(rates: ArrayLike) -> NDArray[np.float64]:
+    """Learning rates as an array; raises ConfigurationError for what are no real numbers."""
+    try:
+        found = np.asarray(rates)
+    except ValueError:  # lists of different lengths
+        found = np.empty(0, object)
+    if found.dtype.kind not in "iuf":
+        raise ConfigurationError(f"learning rates must be finite numbers >= 0, got {rates!r}")
+    return found.astype(np.float64)
 
 
 def _parts(count: int) -> Iterator[slice]:

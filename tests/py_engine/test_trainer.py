@@ -1058,4 +1058,7 @@ def test_each_step_has_its_own_learning_rate(batch):
     for wrong in (-1.0, np.nan, np.inf):
         with pytest.raises(ConfigurationError, match="learning rates must be finite numbers >= 0"):
             at_once.train_epoch(x, y, rates=[*rates[:-1], wrong])
+    for wrong in ("a", rates * 1j, rates > 0, [[0.1], [0.1, 0.2]], [None] * len(rates)):
+        with pytest.raises(ConfigurationError, match="learning rates must be finite numbers >= 0"):
+            at_once.train_epoch(x, y, rates=wrong)
     np.testing.assert_array_equal(at_once.parameters.vector, before)
