@@ -233,6 +233,10 @@ class Costed(Protocol):
         """What the threads do in it, in words: "split over 2 threads"."""
         ...
 
+    def threads_decided(self) -> bool:
+        """Whether that is known: engines may try in the first steps what is the fastest."""
+        ...
+
     def held_bytes(self) -> int:
         """About how many bytes of values and gradients the steps planned so far need, parameters not counted."""
         ...

@@ -286,6 +286,10 @@ class Worker:
         """See `Costed.threads_in_step`; empty for a session that can't say it."""
         return str(self._call("threads_in_step"))
 
+    def threads_decided(self) -> bool:
+        """See `Costed.threads_decided`; true for a session that can't say it."""
+        return bool(self._call("threads_decided"))
+
     def held_bytes(self) -> int | None:
         """See `Costed.held_bytes`; None for a session that can't say it."""
         return cast("int | None", self._call("held_bytes"))

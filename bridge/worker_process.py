@@ -244,6 +244,10 @@ class _Server:
         session = self._built
         return {"result": session.threads_in_step() if isinstance(session, Costed) else ""}
 
+    def do_threads_decided(self) -> Answer:
+        session = self._built
+        return {"result": session.threads_decided() if isinstance(session, Costed) else True}
+
     def do_held_bytes(self) -> Answer:
         session = self._built
         return {"result": session.held_bytes() if isinstance(session, Costed) else None}

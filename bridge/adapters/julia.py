@@ -352,6 +352,10 @@ class JuliaSession(EntrySession):
         """See `Costed.threads_in_step`."""
         return str(self._runtime.evaluate(f"TwinGrad.Entry.threads_in_step({self._number})"))
 
+    def threads_decided(self) -> bool:
+        """See `Costed.threads_decided`."""
+        return bool(self._runtime.evaluate(f"TwinGrad.Entry.threads_decided({self._number})"))
+
     def held_bytes(self) -> int:
         """See `Costed.held_bytes`."""
         held = f"TwinGrad.Entry.held_bytes(TwinGrad.Entry.session({self._number}))"

@@ -103,6 +103,10 @@ class NumpySession:
         """See `Costed.threads_in_step`."""
         return self.trainer.threads_in_step()
 
+    def threads_decided(self) -> bool:
+        """See `Costed.threads_decided`."""
+        return self.trainer.threads_decided()
+
     def held_bytes(self) -> int:
         """See `Costed.held_bytes`."""
         tapes = self.trainer.tapes

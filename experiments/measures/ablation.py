@@ -24,6 +24,8 @@ REPEATS = 3
 CHUNK_SECONDS = 0.1
 """What a timed chunk of steps is to take, within the limits below, and the chunks before it that warm up."""
 STEPS_LEAST, STEPS_MOST = 2, 1000
+TRIALS_MOST = 20
+"""Further chunks, at most, in which an engine may try how to use threads."""
 STEPS_COUNTED = 5
 """Steps whose allocations are counted."""
 
@@ -113,8 +115,9 @@ def measure(
 def warm(worker: Worker, task: Task, losses: list[float] | None = None) -> float:
     """Train until the time of a step is steady: the seconds of one.
 
-    The first steps compile, and in a fresh process the next hundred are still slower than those that follow. Every
-    engine's steps begin with the same mini-batches; the losses are added to `losses`, if it is given.
+    The first steps compile, and in a fresh process the next hundred are still slower than those that follow; engines of
+    ours also try in them how to use threads. Every engine's steps begin with the same mini-batches; the losses are
+    added to `losses`, if it is given.
     """
     chunk(worker, task, STEPS_LEAST, losses)
     steps, spent = STEPS_LEAST, 0.0
@@ -122,8 +125,15 @@ def warm(worker: Worker, task: Task, losses: list[float] | None = None) -> float
         seconds = chunk(worker, task, steps, losses)
         spent += seconds * steps
         if spent >= CHUNK_SECONDS or steps == STEPS_MOST:
-            return seconds
+            break
         steps = min(2 * steps, STEPS_MOST)
+    if worker.threads_decided():
+        return seconds
+    for _ in range(TRIALS_MOST):
+        chunk(worker, task, steps, losses)
+        if worker.threads_decided():
+            break
+    return chunk(worker, task, steps, losses)
 
 
 def chunk(worker: Worker, task: Task, steps: int, losses: list[float] | None = None) -> float:

@@ -210,16 +210,18 @@ def growth_seconds(view: View) -> Table:
     engines = _engines(view, ("growth",))
     rows: list[Row] = []
     for about, part in _series(view):
-        seconds = part.pivot_table(index="value", columns="engine", values="seconds")
-        for value, found in seconds.iterrows():
-            row = {**about, "value": value, **{f"{name}_s": row_helpers.or_none(found.get(name)) for name in engines}}
+        for value, found in part.groupby("value"):
+            row = {**about, "value": value}
+            for one in found.to_dict("records"):
+                name = one["engine"]
+                row |= {f"{name}_s": one["seconds"], f"{name}_threads_in_step": one["threads_in_step"]}
             rows.append(row | _target(row))
     known = [row for row in rows if row["target"]]
     missed = [view.label(engine) for row in known for engine in row["missed"]]
     return Table(
         fields=(
             *("kind", "machine", "data", "group", "threads", "what", "value"),
-            *(f"{engine}_s" for engine in engines),
+            *(f"{engine}_{name}" for engine in engines for name in ("s", "threads_in_step")),
             *("target", "target_s"),
         ),
         columns=(
@@ -232,7 +234,8 @@ def growth_seconds(view: View) -> Table:
         rows=tuple(rows),
         notes=(
             f"Steps and calls are the least of several; start-ups and calls of over {given(ONCE_SECONDS)} s are timed "
-            "once. The engines ran one after the other, each in its own process. "
+            "once. The engines ran one after the other, each in its own process. Beside a step is what its threads do, "
+            "where the engine says it. "
             f"× marks a time above its target: {len(missed)} of {sum(len(row['held']) for row in known)}.",
             *row_helpers.missing_notes(view, ("growth",), engines),
         )
@@ -261,7 +264,9 @@ def _target(row: Row) -> dict[str, Any]:
 
 def _seconds(engine: str) -> Callable[[Row], str]:
     def text(row: Row) -> str:
-        value = row.get(f"{engine}_s")
-        return MISSING if empty(value) else duration(value) + (" ×" if engine in row["missed"] else "")
+        value, threads = row.get(f"{engine}_s"), row.get(f"{engine}_threads_in_step")
+        if empty(value):
+            return MISSING
+        return duration(value) + ("" if empty(threads) else f", {threads}") + (" ×" if engine in row["missed"] else "")
 
     return text

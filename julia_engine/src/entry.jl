@@ -417,6 +417,9 @@ costs(number::Integer) = join([join(cost, '\t') for cost in Base.invokelatest(NE
 """What `NETWORK.threads_in_step` says of a session: no entry point either."""
 threads_in_step(number::Integer) = Base.invokelatest(NETWORK.threads_in_step, session(Int64(number)))::String
 
+"""What `NETWORK.threads_decided` says of a session."""
+threads_decided(number::Integer) = Base.invokelatest(NETWORK.threads_decided, session(Int64(number)))::Bool
+
 create_pointer() = @cfunction(create, Int64, (Ptr{UInt8}, Int64, Ptr{Cvoid}, Int64))
 train_pointer() = @cfunction(train, Cint,
     (Int64, Int64, Ptr{Cvoid}, Ptr{Cvoid}, Int64, Ptr{Int64}, Int64, Int64, Ptr{Float64}))

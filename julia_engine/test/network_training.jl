@@ -259,6 +259,8 @@ end
             alone === nothing || decide!(trainer, alone)
             losses = [losses; train_epoch!(trainer, x, y); train_epoch!(trainer, x, y; rates=fill(0.01, 4))]
             @test length(trainer.trials) == 1
+            @test NETWORK.threads_decided(trainer) == first(values(trainer.trials)).decided
+            alone === nothing || @test NETWORK.threads_decided(trainer)
             alone === nothing || @test NETWORK.threads_in_step(trainer) == (alone ? "one thread" : "split over $threads threads")
             all(cost -> cost[3] >= 0, NETWORK.costs(trainer)) || error("a cost below zero")
             losses, copy(trainer.vector)

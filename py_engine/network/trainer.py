@@ -270,6 +270,11 @@ class Trainer:
             return f"products shared by {self.threads} threads"
         return f"{use.blas} threads in BLAS" if use.blas > 1 else "one thread"
 
+    def threads_decided(self) -> bool:
+        """Return whether it is known what the threads do in the last planned step, as is tried in the first ones."""
+        step = self._planned
+        return not isinstance(step, Replay) or (step.threads.decided and self.optimizer.decided)
+
     # Checkpoints ------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:

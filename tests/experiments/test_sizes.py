@@ -7,8 +7,8 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -191,10 +191,12 @@ def test_the_julia_engine_can_too_and_frameworks_can_not(julia_worker: Any, torc
         assert {op for op, *_, flops in costs if flops} <= {op for op, *_ in costs if op.startswith(PRODUCTS)}
         after = julia_worker.params()
         assert all((after[key] == before[key]).all() for key in before), "asking changes nothing that is trained"
+        assert julia_worker.threads_decided(), "one thread has nothing to try"
         check_memory(julia_worker, spec)
     trained(torch_worker, spec, FAMILIES[name])
     assert torch_worker.costs() == []
     assert torch_worker.held_bytes() is torch_worker.collecting_seconds() is None
+    assert torch_worker.threads_in_step() == "" and torch_worker.threads_decided()
 
 
 def check_memory(worker: Worker, spec: ModelSpec) -> None:
@@ -219,6 +221,29 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that need not be measured."""
     found = measured.roofline.Rates(1e13, {2**14: 1e13}, {"numpy": 1e-9})
     monkeypatch.setattr(measured.roofline, "measure", lambda *_: found)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "decided_after", "expected"),
+    [
+        (0.03, 0, [2, 2, 4]),
+        (0.03, 15, [2, 2, 4, 4, 4, 4]),  # the last are timed when it is known what threads do
+        (0.03, 10**9, [2, 2, 4, *[4] * 21]),  # an engine that never knows it is waited for no longer
+    ],
+)
+def test_warming_up_ends_when_an_engine_knows_what_its_threads_do(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, decided_after: int, expected: list[int]
+) -> None:
+    trained: list[int] = []
+
+    def chunk(_worker: Any, _task: Any, steps: int, _losses: Any = None) -> float:
+        trained.append(steps)
+        return seconds
+
+    monkeypatch.setattr(ablation, "chunk", chunk)
+    worker: Any = SimpleNamespace(threads_decided=lambda: sum(trained) >= decided_after)
+    assert ablation.warm(worker, cast(Any, None)) == seconds
+    assert trained == expected
 
 
 def study(tmp_path: Path, **changed: Any) -> Paper:
@@ -556,6 +581,7 @@ growth_nodes = [10, 20]
             graph = row["series"] == "nodes"
             assert ("held_bytes" in row, "cache_bytes" in row) == (ours or graph, ours or graph)
             assert ("collecting_seconds" in row) == (graph or (ours and row["what"] == "start-up"))
+            assert (row.get("threads_in_step") == "one thread") == (ours and row["what"] == "step")
     assert len(tidy_rows(found.records)["growth"]) == sum(map(len, rows.values()))
 
 
@@ -827,6 +853,9 @@ def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_o
     for row in nodes:
         if (row["engine"], row["value"]) == ("numpy", 10_000):
             row["seconds"] = 2e-4  # PyTorch takes 1e-4
+    for row in rows["growth"]:
+        if (row["engine"], row["what"]) == ("julia", "step"):
+            row["threads_in_step"] = "one thread"
     calls = {"numpy": 0.021, "julia": 0.019}
     rows["growth"] += [
         row | {"what": "first call, compiled", "seconds": calls[row["engine"]]}
@@ -841,6 +870,11 @@ def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_o
         ("first call, compiled", 100): ["numpy"],
     }
     assert "| 21.0 ms × | 19.0 ms | — |" in to_markdown(made)
+    assert all(
+        column.text(row).endswith("s, one thread") == (row["what"] == "step" and column.header == "TwinGrad Julia")
+        for row in made.rows
+        for column in made.columns
+    )
     found = numbers.of_paper(view)
     assert (found["sizes.growth.count"]["text"], found["sizes.growth.rows"]["text"]) == ("2", "3")
 

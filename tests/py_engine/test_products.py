@@ -455,6 +455,38 @@ def test_products_in_tiles_are_the_whole_ones(
     assert (wide[..., columns:] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("columns", [1, 3, product_parts.LONG_ROW - 1, product_parts.LONG_ROW, 2000])
+@pytest.mark.parametrize("lies", ["in one piece", "columns", "reversed"])
+def test_the_product_of_a_column_and_a_row_is_exact_whatever_its_length(
+    rng: np.random.Generator, dtype: Any, rows: int, columns: int, lies: str
+) -> None:
+    a, b = ((100 * rng.standard_normal(shape)).astype(dtype) for shape in ((rows, 1), (1, columns)))
+    if lies == "columns":
+        a, b = np.asfortranarray(np.repeat(a, 2, 1))[:, :1], np.asfortranarray(np.repeat(b, 2, 0))[:1]
+    elif lies == "reversed":
+        a, b = a[::-1], b[:, ::-1]
+    if dtype != np.int64:
+        a[0], b[0, 0] = np.inf, 0
+    with np.errstate(invalid="ignore"):
+        expected = a * b
+        function = pe.compile(lambda a, b: a @ b)
+        for found in ((pe.tensor(a) @ pe.tensor(b)).numpy(), *(np.asarray(function(a, b)) for _ in range(2))):
+            np.testing.assert_array_equal(found, expected)
+            assert found.dtype == dtype
+
+
+def test_parts_of_a_shared_product_of_a_column_and_a_row_are_rows(rng: np.random.Generator) -> None:
+    a, b, out = rng.standard_normal((96, 1)), rng.standard_normal((1, 600)), np.zeros((96, 600))
+    ran: list[Any] = []
+    products.shared(partial(product_parts.multiply_column_by_row, a, b, out), ran.extend, 3)()
+    assert [call.args[2].shape for call in ran] == [(32, 600)] * 3 and not out.any()
+    for call in ran:
+        call()
+    np.testing.assert_array_equal(out, a * b)
+
+
 def test_what_needs_no_copies_is_computed_so(one_thread: None, rng: np.random.Generator) -> None:
     """Small or in tiles, with one sample and with several; of convolutions of every size."""
     found = 0

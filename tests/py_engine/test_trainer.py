@@ -294,8 +294,9 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
     trainer = Trainer(chain, batch_size=20, threads=2, optimizer=SGD(0.1))
     found = [trainer.train_epoch(x, y)]
     assert len(times) == 8, "two whole batches have been timed, not the first, nor the row that is left"
+    assert not trainer.threads_decided()
     found += [trainer.train_epoch(x, y) for _ in range(2)]
-    assert not times
+    assert not times and trainer.threads_decided()
     trainer.loss_and_gradients(x[:20], y[:20])
     assert trainer.threads_in_step() == (all_threads if seconds == (1, 2) else "one thread")
     same(np.concatenate(found), losses)

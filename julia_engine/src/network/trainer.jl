@@ -335,10 +335,14 @@ function updated_bytes(trainer::Trainer{T}, shards::Vector{Shard{T}}) where {T}
     return sizeof(T) * (2 * (1 + length(state_names(trainer.optimizer))) * length(trainer.gradient) + gradients)
 end
 
+"""What is known of the two ways to run the parts of a whole mini-batch; `nothing` where they were not tried."""
+trials_known(trainer::Trainer) =
+    get(trainer.trials, (trainer.batch_size, threads_for(trainer, trainer.batch_size)), nothing)
+
 """Whether one thread runs all parts of a whole mini-batch, since that takes less time."""
 function runs_alone(trainer::Trainer)
     rounds_alike(trainer) || return false
-    trials = get(trainer.trials, (trainer.batch_size, threads_for(trainer, trainer.batch_size)), nothing)
+    trials = trials_known(trainer)
     return trials !== nothing && trials.decided && trials.is_alone
 end
 
@@ -358,6 +362,16 @@ function threads_in_step(trainer::Trainer)
     shards[1].shared === nothing || return "products shared by $(trainer.threads) threads"
     threads = blas_threads(shards, trainer.threads)
     return threads > 1 ? "$threads threads in BLAS" : "one thread"
+end
+
+"""
+    threads_decided(trainer)
+
+Whether it is known what the threads do in the step of a whole mini-batch, as is tried in the first ones.
+"""
+function threads_decided(trainer::Trainer)
+    trials = trials_known(trainer)
+    return trials === nothing || trials.decided
 end
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy as np
 
 from py_engine.ad.memory import stretches
 from py_engine.ad.op import COUNTED, Call, Equation
-from py_engine.ad.ops.product_parts import multiply_in_columns, multiply_in_tiles
+from py_engine.ad.ops.product_parts import multiply_column_by_row, multiply_in_columns, multiply_in_tiles
 from py_engine.ad.tensor import FLOATS
 
 ROWS, COLUMNS, LENGTH = 48, 1024, 1024
@@ -72,7 +72,7 @@ def is_one_product(calls: Sequence[Call]) -> bool:
 
 def is_product(call: Call) -> bool:
     """Whether a call is a product of two matrices, or of stacks of them."""
-    products = (np.matmul, np.dot, multiply_in_columns, multiply_in_tiles)
+    products = (np.matmul, multiply_column_by_row, multiply_in_columns, multiply_in_tiles)
     return isinstance(call, partial) and call.func in products and len(call.args) == 3
 
 
@@ -107,7 +107,8 @@ def shared(call: Call, run: Callable[[Sequence[Call]], None], threads: int) -> C
     """
     assert isinstance(call, partial)
     a, b, out = call.args
-    axis = 1 if a.size < b.size and call.func is not np.dot else 0  # dot writes to memory in one piece only
+    # A column and a row are multiplied row by row, or by BLAS, which then writes to memory in one piece only.
+    axis = 1 if a.size < b.size and call.func is not multiply_column_by_row else 0
 
     def part(mine: slice) -> Call:
         if axis:

@@ -23,7 +23,13 @@ from py_engine.ad.op import (
     numbered,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
-from py_engine.ad.ops.product_parts import FEW_ROWS, bind_product, columns_at_once, multiply_in_columns
+from py_engine.ad.ops.product_parts import (
+    FEW_ROWS,
+    bind_product,
+    columns_at_once,
+    multiply_column_by_row,
+    multiply_in_columns,
+)
 from py_engine.ad.ops.shape import (
     RESHAPE,
     TRANSPOSE,
@@ -82,7 +88,7 @@ def _by_transpose(a: Array, b: Array) -> bool:
 def _bind_matmul(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     a, b = arrays
     if a.ndim == b.ndim == 2 and a.shape[1] == 1 and out.flags.c_contiguous:
-        return [partial(np.dot, a, b, out)]  # of a column and a row, which matmul multiplies without BLAS
+        return [partial(multiply_column_by_row, a, b, out)]
     call = bind_product(a, b, out)
     if call.func is np.matmul and _by_transpose(a, b):
         transposed = scratch(out.shape[::-1], out.dtype)
@@ -95,8 +101,10 @@ def _matmul(a: Array, b: Array, out: Array) -> None:
         multiply_in_columns(a, b, out)
     elif _by_transpose(a, b):
         out[...] = np.matmul(b.T, a.T).T
+    elif a.ndim == b.ndim == 2 and a.shape[1] == 1:
+        multiply_column_by_row(a, b, out)
     else:
-        (np.dot if a.ndim == b.ndim == 2 and a.shape[1] == 1 else np.matmul)(a, b, out)
+        np.matmul(a, b, out)
 
 
 def _gradient_of_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -66,6 +66,10 @@ LEAST_ROWS, LEAST_ROWS_OF_FEW, LEAST_ROWS_OF_TRANSPOSED = 12, 8, 32
 """Rows of a tile, at least: with fewer, the right matrix is read too often. Of a result with few rows or columns; and
 where the left matrix is transposed."""
 
+LONG_ROW = 512
+"""Columns from which on the product of a column and a row is computed row by row: BLAS, which writes blocks of rows and
+columns, took 0.8 to 4 times as long. Shorter rows cost more than they save."""
+
 
 @cache
 def _multiplies_without_copies() -> bool:
@@ -127,6 +131,17 @@ def in_columns(a: Array, b: Array, out: Array) -> tuple[Array, Array, Array]:
         return a, b, out
     of_b, of_out = (x.reshape(len(x), -1, count).transpose(1, 0, 2) for x in (b, out))
     return a, of_b, of_out
+
+
+def multiply_column_by_row(a: Array, b: Array, out: Array) -> None:
+    """Write the product of a matrix of one column and one of one row, which `np.matmul` multiplies without BLAS.
+
+    A single row or column is not left to BLAS, which takes zero times infinity for zero there.
+    """
+    if out.dtype in FLOATS and (len(b[0]) >= LONG_ROW or 1 in out.shape):
+        np.einsum("i,j->ij", a[:, 0], b[0], out=out)
+    else:
+        np.dot(a, b, out)
 
 
 def multiply_in_columns(a: Array, b: Array, out: Array) -> None:
