@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv and does nothing twice: a stamp file there records each finished step.
+# Every target sets up what it needs in .venv, where a stamp file records each finished step, which is then skipped.
 #
 #   make reproduce PROFILE=quick RESULTS=elsewhere     make test PYTHON=python3.12     make bench RANGE=HEAD~3..HEAD
 
@@ -46,17 +46,17 @@ help: ## show this list
 # What the studies say of first epochs includes compilation, whatever image `make test` or the user has made.
 reproduce: export TWINGRAD_SYSIMAGE ?= 0
 reproduce: $(STAMPS)/.run ## raw data to the finished paper: train, measure, tables, figures, page, PDF
-	"$(BIN)/python" -m contrib.julia || echo "Going on without the Julia engine; its rows will say so."
+	"$(BIN)/python" -m contrib.julia || echo "Continuing without the Julia engine; its rows will say so."
 	"$(BIN)/twingrad" reproduce $(if $(PROFILE),--profile "$(PROFILE)") $(if $(RESULTS),--results "$(RESULTS)") \
 	  $(if $(DASK),--dask "$(DASK)") $(ARGS)
 	"$(BIN)/python" -m experiments.curves
 
 sizes: $(STAMPS)/.run ## networks of ordinary sizes in all engines, raced beside the machine's limit: hours, resumable
-	"$(BIN)/python" -m contrib.julia --image || echo "Going on without the Julia engine or its image; its rows will say so."
+	"$(BIN)/python" -m contrib.julia --image || echo "Continuing without the Julia engine or its image; its rows will say so."
 	"$(BIN)/twingrad" run sizes $(if $(PROFILE),--profile "$(PROFILE)") --results "$(or $(RESULTS),results)" $(ARGS)
 	"$(BIN)/twingrad" report sizes --results "$(or $(RESULTS),results)"
 
-curves: $(STAMPS)/.run ## a small transformer and a residual network, trained in all engines to the same losses
+curves: $(STAMPS)/.run ## a small transformer and a residual network, trained in five engines to the same losses
 	"$(BIN)/python" -m experiments.curves $(ARGS)
 
 # On a fresh machine each of pytest's three workers, and of the engines' first ones, would compile all modules of the tests

@@ -72,7 +72,12 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
     Text is written as UTF-8. See `replacing` for symbolic links, pipes and devices, and for the errors.
     """
     with replacing(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(encoded(content) if isinstance(content, str) else content)
+
+
+def encoded(text: str) -> bytes:
+    """Text as UTF-8. Bytes of a file's name that are none are written as in Python's and JSON's strings: \\udce9."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def create_exclusively(path: str | os.PathLike[str], content: str) -> bool:
@@ -105,7 +110,7 @@ def create_exclusively(path: str | os.PathLike[str], content: str) -> bool:
 def _create(path: Path, content: str) -> None:
     """Write a file that is not there yet."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
-        file.write(content.encode())
+        file.write(encoded(content))
 
 
 @contextlib.contextmanager

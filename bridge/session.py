@@ -234,7 +234,7 @@ class Costed(Protocol):
         ...
 
     def threads_decided(self) -> bool:
-        """Whether that is known: engines may try in the first steps what is the fastest."""
+        """Whether that is known: engines may try in the first steps what is the fastest. True before the first step."""
         ...
 
     def held_bytes(self) -> int:

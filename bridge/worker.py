@@ -30,6 +30,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import bridge.errors
@@ -195,7 +196,13 @@ class Worker:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See `Resumable.load_state`."""
         path = self._new_file("safetensors")
-        save_file({name: np.asarray(array, order="C") for name, array in state.items()}, path)
+        try:
+            save_file({name: np.asarray(array, order="C") for name, array in state.items()}, path)
+        except (OSError, SafetensorError) as error:
+            path.unlink(missing_ok=True)
+            raise WorkerError(
+                f"{path} can't be written: {error}; free some space there, or name another folder in TMPDIR"
+            ) from None
         self._call("load_state", state=str(path))
         path.unlink()
 

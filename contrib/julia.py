@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TwinGradError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return sysimage.main([]) if options.image and julia.release < KEEPS_MACHINE_CODE else 0
 
 

@@ -109,8 +109,10 @@ def noted(results_dir: Path) -> list[str] | None:
         found = json.loads((results_dir / NOTE).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(f"{results_dir / NOTE} cannot be read: {error}") from None
+    if not isinstance(found, list):
+        raise ResultsError(f"{results_dir / NOTE} is damaged: expected a list of settings")
     return [str(item) for item in found]
 
 

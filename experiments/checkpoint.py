@@ -60,20 +60,39 @@ def load(path: Path) -> Checkpoint:
     try:
         with weights.opened(path) as file:
             about: Mapping[str, str] = file.metadata() or {}
+            if about.get("format") != FORMAT or about.get("version") != VERSION:
+                raise InputError(
+                    f"--checkpoint: {path} is no checkpoint of `twingrad train` (format {FORMAT} {VERSION})"
+                )
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     except WeightsError as error:
         raise InputError(f"--checkpoint: {error}") from None
-    if about.get("format") != FORMAT or about.get("version") != VERSION:
-        raise InputError(f"--checkpoint: {path} is no checkpoint of `twingrad train` (format {FORMAT} {VERSION})")
+    except (AttributeError, TypeError) as error:  # of a dtype that numpy has not
+        raise InputError(f"--checkpoint: {path} is damaged: {shown(str(error))}") from None
     groups: dict[str, Arrays] = {"params": {}, "state": {}, "best": {}}
     try:
         for name, array in arrays.items():
             group, _, own = name.partition(".")
             groups[group][own] = array
         settings, history = json.loads(about["settings"]), json.loads(about["history"])
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise InputError(f"--checkpoint: {path} is damaged: {shown(str(error))}") from None
+    if not _is_whole(settings, history):
+        raise InputError(f"--checkpoint: {path} is damaged: its settings, or what was measured, are none")
     return Checkpoint(settings, history=history, **groups)
+
+
+def _is_whole(settings: Any, history: Any) -> bool:
+    """Whether these may be the settings, and what was measured in each epoch."""
+    if not isinstance(settings, dict) or not isinstance(history, list):
+        return False
+    measured = {"epoch"} if settings.get("patience") is None else {"epoch", "validation_loss"}
+    return all(
+        isinstance(row, dict)
+        and measured <= row.keys()
+        and all(isinstance(value, int | float) for value in row.values())
+        for row in history
+    )
 
 
 def differences(path: Path, made_with: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

@@ -76,13 +76,15 @@ def reporting(function: Callable[..., None]) -> Callable[..., None]:
         output = Output(str(click.get_current_context().info_name), json_file)
         try:
             function(output, **options)
-        except (TwinGradError, EngineError, click.ClickException) as error:
-            output.errors.append(_message(error))
-            output.write()
+        except click.exceptions.Exit:
             raise
-        except (KeyboardInterrupt, Terminated):
-            output.errors.append("interrupted")
-            output.write()
+        except BaseException as error:
+            stopped = isinstance(error, (KeyboardInterrupt, Terminated))
+            output.errors.append("interrupted" if stopped else _message(error))
+            try:
+                output.write()
+            except TwinGradError as unwritten:  # what stopped the command is said after it
+                _complain(str(unwritten))
             raise
         output.write()
         if output.failed:
@@ -208,7 +210,11 @@ option_engines = click.option(
     shell_complete=completing(_engines),
     help="Engines to use (default: all that the paper file names).",
 )
-option_threads = click.option("--threads", type=Whole(1, MOST_THREADS), help="Threads of an engine (default: 2).")
+option_threads = click.option(
+    "--threads",
+    type=Whole(1, MOST_THREADS),
+    help="Threads of an engine, at most the cores (default: the paper file's; in train and predict 2).",
+)
 
 option_dask = click.option(
     "--dask",
@@ -238,7 +244,8 @@ def examples(*lines: str) -> str:
 def cli(context: click.Context) -> None:
     """Regenerate the tables and figures of studies of automatic differentiation, and measure engines.
 
-    Every command explains itself with --help. All but gradbench write what they say as JSON, too, with --json FILE.
+    Every command explains itself with --help. With --json FILE all but gradbench and completion write their output as
+    JSON, too.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -312,7 +319,8 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     for item in problems:
         output.fail(f"{item.name}: {item.found}; {item.advice}")
     output.say()
-    output.say(f"{len(problems)} problems" if problems else "Everything essential is there.")
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    output.say(count if problems else "Everything essential is there.")
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -355,7 +363,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
 @click.option(
     "--shard",
     metavar="I/N",
-    help="Only this part of the runs, of N that take about as long: each machine of a sweep has another I.",
+    help="Only this part of the runs, of N that take about equally long: each machine of a sweep has another I.",
 )
 @click.option(
     "--costs",
@@ -1298,7 +1306,7 @@ def _complain(message: str) -> None:
     click.echo("error: " + "\n".join(cut), err=True)
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     return error.format_message() if isinstance(error, click.ClickException) else str(error)
 
 

@@ -148,6 +148,8 @@ def _column(path: Path, batch: Any, name: str, whole: Any) -> Array:
 
     if name not in batch.schema.names:
         raise InputError(f"{path}: expected the columns x and y, found {', '.join(batch.schema.names) or 'none'}")
+    if batch.schema.names.count(name) > 1:
+        raise InputError(f"{path}: has several columns {name}")
     column = batch.column(name)
     shape: tuple[int, ...] = (len(column),)
     if isinstance(column.type, pyarrow.BaseExtensionType):

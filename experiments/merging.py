@@ -73,8 +73,9 @@ def found_in(source: Path) -> dict[str, tuple[str, bytes | records.DamagedError]
 def check(sources: Sequence[Path], results: Results) -> None:
     """Raise where runs with other settings (`--set`) would be mixed with those of the studies, or with others."""
     noted = {source: changed.noted(source) if source.is_dir() else None for source in sources}
-    if results.raw.is_dir() and any(results.raw.glob("*.json")):
-        noted[results.root] = changed.noted(results.root)
+    of_target = changed.noted(results.root)
+    if of_target is not None or (results.raw.is_dir() and any(results.raw.glob("*.json"))):
+        noted[results.root] = of_target
     if len({tuple(settings or ()) for settings in noted.values()}) > 1:
         told = "; ".join(f"{place}: {' '.join(settings) if settings else 'none'}" for place, settings in noted.items())
         raise MergeError(f"runs with different --set are not merged: {told}")

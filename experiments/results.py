@@ -45,6 +45,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.files import encoded
 from experiments import archive, records
 from experiments.errors import ResultsError as ResultsError
 from experiments.errors import ResultsInUseError as ResultsInUseError
@@ -104,7 +105,7 @@ class TidyError(ResultsError):
 def key_of(content: Mapping[str, Any]) -> str:
     """The first 16 hex digits of the sha256 over some content, as JSON with sorted names."""
     canonical = json.dumps(plain(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:KEY_LENGTH]
+    return hashlib.sha256(encoded(canonical)).hexdigest()[:KEY_LENGTH]
 
 
 def hashes(asked: Mapping[str, Any], decided_by: Mapping[str, Any]) -> Record:
@@ -361,13 +362,13 @@ class Results:
     def _tidy_has_all(self) -> bool:
         """Whether the tidy CSVs have a row of every raw record of this schema, and of nothing else."""
         shown: set[str] = set()
-        for name in ("runs", "microbenchmarks"):
-            with (self.tidy / f"{name}.csv").open(encoding="utf-8", errors="replace", newline="") as file:
-                shown.update(row[0] for row in itertools.islice(csv.reader(file), 1, None) if row)
         there = {*self._archived(), *(path.stem for path in self.raw.glob("*.json"))}
         try:
+            for name in ("runs", "microbenchmarks"):
+                with (self.tidy / f"{name}.csv").open(encoding="utf-8", errors="replace", newline="") as file:
+                    shown.update(row[0] for row in itertools.islice(csv.reader(file), 1, None) if row)
             return shown <= there and not any(self.load(key) for key in there - shown)
-        except records.DamagedError:
+        except (records.DamagedError, csv.Error):  # of a file that was edited, or of an error of 128 KiB
             return False
 
 

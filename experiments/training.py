@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,9 +100,15 @@ class Training:
         files = {"--save": self.save, "--checkpoint": self.checkpoint}
         if self.curve not in (None, curve.TERMINAL):
             files["--curve"] = Path(str(self.curve))
+        places: dict[str, str] = {}
         for option, path in files.items():
-            if path is not None:
-                check_place(option, path, InputError)
+            if path is None:
+                continue
+            check_place(option, path, InputError)
+            place = os.path.realpath(path)
+            if place in places and (os.path.isfile(place) or not os.path.exists(place)):
+                raise InputError(f"{places[place]} and {option} name the same file, {path}: give each one of its own")
+            places[place] = option
         if self.checkpoint is not None or not self.rates.is_constant:
             registry.check_resumable(self.engine)
 
@@ -170,6 +177,8 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
             f"{communicator.Get_size()} processes: when one is lost all end, and the same command resumes {kept_in}"
         )
     engine.prepare()
+    source = {"data": "sample" if rows.is_sample else "given"}
+    output.add({**source, **row} for row in kept.history)
     started = Worker(request.engine, request.threads) if communicator is None else None
     with started or Here(request.engine, request.threads, communicator) as worker:
         worker.build(spec, kept.params, rule, request.batch_size, spec.dtype)
@@ -193,6 +202,7 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
             if communicator is not None:
                 row = communicator.bcast(row)  # all decide alike when to stop
             kept.history.append(row)
+            output.add([{**source, **row}])
             is_best = request.patience is not None and _best(kept.history) == epoch
             if is_best or request.checkpoint is not None or epoch == request.epochs:
                 kept.params = worker.params()
@@ -203,7 +213,6 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
                 if writes:
                     kept.save(request.checkpoint)
             lines.row([_cell(key, row[key], score) for key in shown])
-    output.add({"data": "sample" if rows.is_sample else "given", **row} for row in kept.history)
     if writes:
         _finish(request, spec, kept, output)
 

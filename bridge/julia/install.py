@@ -67,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TwinGradError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     if options.path:
         print(julia.executable)
     return 0

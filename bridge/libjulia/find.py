@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -132,19 +133,24 @@ def find() -> Julia:
     )
 
 
+class _PassingError(JuliaUnavailableError):
+    """What kept a Julia from starting now may not do so the next time: it is not remembered."""
+
+
 def prove(executable: str, source: str) -> Julia:
-    """Start a Julia and let it show that it works; raises `JuliaUnavailableError` when it does not."""
+    """Start a Julia and let it show that it works; raises `JuliaUnavailableError` when it does not.
+
+    Of a program that only starts the Julia which is chosen elsewhere, as juliaup's does, it is that Julia.
+    """
     name = f"the Julia at {executable} ({source})"
     try:
         done = completed(
             [executable, "--startup-file=no", "--history-file=no", str(_PROBE)], _proof_environment(), PROOF_SECONDS
         )
     except OSError as error:
-        raise JuliaUnavailableError(f"{name} can't be started: {error.strerror or error}. {_advice(source)}") from None
+        raise _PassingError(f"{name} can't be started: {error.strerror or error}. {_advice(source)}") from None
     except subprocess.TimeoutExpired:
-        raise JuliaUnavailableError(
-            f"{name} was not ready after {PROOF_SECONDS:.0f} seconds. {_advice(source)}"
-        ) from None
+        raise _PassingError(f"{name} was not ready after {PROOF_SECONDS:.0f} seconds. {_advice(source)}") from None
     said, libraries = _read(done.stdout)
     version = said.get("version", "")
     if version and _release(version) < OLDEST:
@@ -153,7 +159,8 @@ def prove(executable: str, source: str) -> Julia:
         )
     if done.returncode or said.get("step", "start") != "":
         ended = ending(done.returncode)
-        raise JuliaUnavailableError(
+        killed = done.returncode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
+        raise (_PassingError if killed else JuliaUnavailableError)(
             f"{name} {ended} when it was to {said.get('step', 'start')}; it last said:{_last_lines(done.stderr)}"
             f"\n  {_advice(source)}"
         )
@@ -162,7 +169,7 @@ def prove(executable: str, source: str) -> Julia:
             f"{name} was to start with {PROOF_THREADS} threads and has {said['threads']}. {_advice(source)}"
         )
     return Julia(
-        executable=executable,
+        executable=_started(executable, said["bindir"]),
         source=source,
         version=version,
         bindir=said["bindir"],
@@ -172,6 +179,25 @@ def prove(executable: str, source: str) -> Julia:
         blas=said["blas"],
         kernels=said["kernels"],
     )
+
+
+def _started(executable: str, bindir: str) -> str:
+    """The program that runs when this one is started."""
+    program = os.path.join(bindir, "julia")
+    with contextlib.suppress(OSError):
+        if not os.path.samefile(executable, program):
+            return program
+    return executable
+
+
+@lru_cache(maxsize=8)
+def _says_version(launcher: str, version: str) -> bool:
+    """Whether this program still starts a Julia of that version."""
+    try:
+        done = completed([launcher, "--startup-file=no", "--version"], _proof_environment(), PROOF_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.split()[-1:] == [version]
 
 
 def own_executable(cache: Path | None = None) -> str:
@@ -347,12 +373,16 @@ class Memory:
     def prove(self, executable: str, source: str, again: bool = True) -> Julia:
         """The proof of this Julia that is remembered, or a new one; not `again` where a remembered one failed."""
         known = _proved(self._read()["proofs"].get(executable))
+        if known is not None and known.executable != executable and not _says_version(executable, known.version):
+            known = None
         if known is None:
             key = "failed", executable, _mark(executable)
             if not again and (problem := self.recall(*key)) is not None:
-                raise JuliaUnavailableError(str(problem))
+                raise JuliaUnavailableError(f"{problem} (found before; to try it again: {INSTALL} --again)")
             try:
                 known = prove(executable, source)
+            except _PassingError:
+                raise
             except JuliaUnavailableError as error:
                 self.note(*key, value=str(error))
                 raise

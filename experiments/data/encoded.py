@@ -22,17 +22,22 @@ Arrays = dict[str, NDArray]
 _MAGIC = b"twingrad encoded data, version "
 
 
-def entry(dataset: str, key: str) -> Path:
-    """The file of what is known by `key` (hex): the digest of everything that it is made from."""
-    return cache_folder() / "encoded" / f"{dataset}-{key[:32]}"
+def entry(dataset: str, key: str) -> Path | None:
+    """The file of what is known by `key` (hex), the digest of everything that it is made from; None without a cache."""
+    try:
+        return cache_folder() / "encoded" / f"{dataset}-{key[:32]}"
+    except OSError:
+        return None
 
 
-def remember(path: Path, version: str, make: Callable[[], Arrays]) -> tuple[Arrays, str | None]:
+def remember(path: Path | None, version: str, make: Callable[[], Arrays]) -> tuple[Arrays, str | None]:
     """What `path` holds, or else what `make()` returns, which is then written there.
 
     The second value is None, or a note for the user: why what was there could not be used, or why nothing could
     be written. `make` may raise; nothing is written then.
     """
+    if path is None:
+        return make(), "encoded data can't be kept: there is no cache folder (TWINGRAD_CACHE); the next run makes it"
     arrays, fault = _read(path, version)
     if arrays is not None:
         return arrays, None

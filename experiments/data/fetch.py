@@ -6,6 +6,7 @@ answer, and within `CONTACT_SECONDS` it is known that none does.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -26,6 +27,8 @@ CONTACT_SECONDS = 5.0
 """How long a mirror may take to answer at all (name lookup, connection and first reply together)."""
 STALL_SECONDS = 10.0
 """How long a transfer under way may stand still."""
+LEFT_SECONDS = 3600.0
+"""After how long a file of a transfer that nothing was written to is one of a process that was killed."""
 
 
 class DownloadError(Exception):
@@ -84,6 +87,10 @@ def download(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DownloadError(f"the cache folder {folder} can't be made: {error.strerror or error}") from error
+    for left in folder.glob(".*.part"):  # by a download that was killed; one that is at work writes to its file
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                left.unlink()
     contacts = [_Contact(mirror, f"{mirror}/{wanted[0].name}", contact_seconds) for mirror in mirrors]
     for file in wanted:
         contacts = _fetch(file, folder, contacts, progress, (contact_seconds, stall_seconds))

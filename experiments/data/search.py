@@ -64,7 +64,10 @@ def search(
     else:
         reasons.append(f"{DATA_VARIABLE} is not set")
 
-    cache = cache_folder() / dataset
+    try:
+        cache = cache_folder() / dataset
+    except OSError as error:  # there is no such folder, nor a home
+        return Place(None, reason="; ".join([*reasons, str(error)]))
     try:
         found = find(cache)
         if found is not None:

@@ -78,7 +78,7 @@ def trace_step(chain: Chain, loss: Loss, x: Tensor, y: Tensor, share: float = 1.
         The program; the names of the parameters that have a gradient; and pairs of a parameter that is not trained and
         its new value. The results of the program are the loss, these gradients, and these values.
     """
-    with tracing() as nodes, collect_updates() as updates:
+    with entering(grad_enabled=True), tracing() as nodes, collect_updates() as updates:
         value = loss(chain(x, training=True), y)
         if share != 1:
             value = value * share
@@ -368,7 +368,7 @@ class Eager:
     @restoring
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Run the model's Python code on these rows."""
-        with collect_updates() as updates:
+        with entering(grad_enabled=True), collect_updates() as updates:
             value = self._loss(self._chain(Tensor(x[rows]), training=True), Tensor(y[rows]))
         with entering(grad_enabled=False):
             found = gradients([value], [Literal(np.ones((), value.dtype))], _trainable(self._chain))

@@ -271,7 +271,10 @@ class Trainer:
         return f"{use.blas} threads in BLAS" if use.blas > 1 else "one thread"
 
     def threads_decided(self) -> bool:
-        """Return whether it is known what the threads do in the last planned step, as is tried in the first ones."""
+        """Return whether it is known what the threads do in the last planned step, as is tried in the first ones.
+
+        True also before the first step, and where nothing is tried.
+        """
         step = self._planned
         return not isinstance(step, Replay) or (step.threads.decided and self.optimizer.decided)
 
@@ -285,8 +288,8 @@ class Trainer:
         resumes bit for bit as this one would.
 
         With a communicator all processes call this together, and each returns the streams of all of them, (ranks,
-        copies, 8): the state of one is a checkpoint for all. On another number of processes, whose parts of a
-        mini-batch are of other sizes, streams begin anew.
+        copies, 8): the state of one is a checkpoint for all. On another number of processes, streams resume in a
+        process whose part of a mini-batch is as large as it was there, and else begin anew.
         """
         found = self._own_state()
         if self.parallel is not None:

@@ -357,6 +357,45 @@ def test_one_that_failed_is_not_tried_at_every_start(fake_julia: FakeJulia, monk
     assert starts(os.environ["TWINGRAD_JULIA"]) == 2
 
 
+def test_one_that_was_killed_is_tried_again_and_advice_says_how_to_try_another(
+    fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = fake_julia("bin/julia", ending="kill -9 $$", said=2)
+    for count in (1, 2):
+        with pytest.raises(JuliaUnavailableError):
+            find.find()
+        assert starts(killed) == count
+    broken = fake_julia("bin/julia", ending=CRASHING, said=2)
+    for _ in range(2):
+        with pytest.raises(JuliaUnavailableError) as caught:
+            find.find()
+    assert "found before; to try it again: python -m bridge.julia.install --again" in str(caught.value)
+    assert starts(broken) == 3
+
+
+def test_of_a_launcher_the_program_that_it_starts_is_used_until_it_starts_another(
+    fake_julia: FakeJulia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_started(version: str) -> Path:
+        """Make a Julia of this version, and the launcher start it."""
+        launcher = fake_julia("bin/julia", version=version)
+        program = tmp_path / "root-of-bin-julia" / "usr" / "bin" / "julia"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("the program")
+        script = Path(launcher)
+        asked = f'case "$*" in *--version*) echo julia version {version}; exit 0;; esac'
+        script.write_text(script.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{asked}\n"))
+        os.utime(script, (1, 1))
+        return program
+
+    program = is_started("1.11.2")
+    assert find.find().executable == str(program) and find.find().version == "1.11.2"
+    assert starts(str(tmp_path / "bin" / "julia")) == 1
+    is_started("1.12.1")
+    find._says_version.cache_clear()
+    assert find.find().version == "1.12.1"
+
+
 def test_a_remembered_one_is_proved_again_when_its_files_change(fake_julia: FakeJulia) -> None:
     program = fake_julia("bin/julia")
     sysimage = Path(find.find().sysimage)

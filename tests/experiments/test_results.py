@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from bridge.files import write_atomically
 from experiments import results as module
 from experiments.results import (
     COLUMNS,
@@ -416,6 +417,20 @@ def test_tidy_is_made_anew_only_when_there_is_something_new(results: Results) ->
     results.write_tidy()
     (results.tidy / "runs.csv").write_text("key,paper\n")
     assert not results.tidy_is_current()
+
+
+@pytest.mark.parametrize("field", ["x" * 200_000, '"' + "x" * 200_000])
+def test_tidy_is_made_anew_where_a_field_is_longer_than_readers_take(results: Results, field: str) -> None:
+    results.save(record("a" * 16, status="failed", error=field, epochs=[], step_losses=[]))
+    results.write_tidy()
+    assert not results.tidy_is_current()
+
+
+def test_text_of_names_that_are_no_utf8_is_written_and_has_a_key(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.npz")
+    write_atomically(tmp_path / "said.json", json.dumps({"path": name}, ensure_ascii=False))
+    assert json.loads((tmp_path / "said.json").read_text(encoding="utf-8")) == {"path": name}
+    assert key_of({"path": name}) != key_of({"path": "caf.npz"})
 
 
 def test_tidy_is_made_anew_when_a_record_is_gone_or_came_with_an_old_time(results: Results) -> None:

@@ -540,7 +540,11 @@ def test_the_committed_ablation_has_every_network_engine_and_technique() -> None
 # Growth --------------------------------------------------------------------------------------------------------------
 
 
-def test_growth_is_timed_of_networks_and_of_graphs(tmp_path: Path, rates: None) -> None:
+def test_growth_is_timed_of_networks_and_of_graphs(
+    tmp_path: Path, rates: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "ROUNDS", 2)
+    monkeypatch.setattr(growth, "CHUNK_SECONDS", 0.01)
     text = (papers.PAPERS_DIR / "sizes.toml").read_text(encoding="utf-8")
     head, _, _ = text.partition("[[series]]")
     series = """

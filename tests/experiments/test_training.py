@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from safetensors.numpy import save as to_safetensors
 
-from experiments import cli, curve, training
+from experiments import checkpoint, cli, curve, data, training
+from experiments.errors import InputError
 from experiments.output import Output
 from experiments.rows import load_rows, load_spec
 
@@ -133,6 +135,72 @@ def test_an_interrupted_write_leaves_the_checkpoint_before(train: Any, monkeypat
     assert train("--epochs", "4", "--checkpoint", "run.safetensors", "--resume")[0] == cli.INTERRUPTED
     assert Path("run.safetensors").read_bytes() == before
     assert not list(Path().glob(".*.part"))
+
+
+def test_what_was_measured_is_written_as_json_whatever_ends_a_training(
+    train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch_of = training._train_epoch
+
+    def interrupted(*args: Any) -> dict[str, Any]:
+        if args[3] == 3:
+            raise KeyboardInterrupt
+        return epoch_of(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "_train_epoch", interrupted)
+        code, _, rows = train("--epochs", "5", "--checkpoint", "run.safetensors")
+    assert code == cli.INTERRUPTED and [row["epoch"] for row in rows] == [1, 2]
+    code, _, rows = train("--epochs", "4", "--checkpoint", "run.safetensors", "--resume")
+    assert code == 0 and [row["epoch"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_why_a_command_ended_is_said_where_its_json_cannot_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> dict[str, Any]:
+        folder.joinpath("said.json").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "_train_epoch", interrupted)
+    code = cli.invoke(["train", "net.toml", "--data", "rows.npz", "--threads", "1", "--json", "said.json"])
+    said = capsys.readouterr().err
+    assert code == cli.INTERRUPTED and "said.json" in said and said.endswith("interrupted\n")
+
+
+def test_one_file_for_two_options_is_refused(train: Any) -> None:
+    for options in (
+        ("--save", "run.safetensors", "--checkpoint", "run.safetensors"),
+        ("--save", "./run.safetensors", "--checkpoint", "run.safetensors"),
+    ):
+        code, said, _ = train("--epochs", "1", *options)
+        assert code == cli.USER_ERROR and "name the same file" in said
+        assert not Path("run.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "history"),
+    [
+        *(("{}", history) for history in ("5", "[1]", "null", '[{"epoch": "one"}]', "[{}]", "[" * 10_000)),
+        *((settings, "[]") for settings in ("[]", "5", "null", "[" * 10_000)),
+        ('{"patience": 3}', '[{"epoch": 1, "validation_lozs": 0.5}]'),
+    ],
+)
+def test_a_checkpoint_whose_history_or_settings_are_damaged_is_refused(
+    tmp_path: Path, settings: str, history: str
+) -> None:
+    path = tmp_path / "run.safetensors"
+    about = {"format": checkpoint.FORMAT, "version": checkpoint.VERSION, "settings": settings, "history": history}
+    path.write_bytes(to_safetensors({"params.a": np.ones(2)}, about))
+    with pytest.raises(InputError, match="is damaged"):
+        checkpoint.load(path)
+
+
+def test_without_a_cache_folder_data_is_a_sample_and_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINGRAD_CACHE", "~nobody-of-this-name/x")
+    found = data.load("mnist")
+    assert found.source == "sample"
+    assert "there is no user nobody-of-this-name" in f"{found.notice} {found.origin}"
 
 
 def test_early_stopping_keeps_the_best_weights(train: Any) -> None:

@@ -14,6 +14,7 @@ import py_engine as pe
 from py_engine import Tensor
 from py_engine.ad.op import CONSTANT, NUMPY, TABLE, Op
 from py_engine.ad.operators import SHAPE_FROM_VALUES
+from py_engine.ad.ops import along
 from py_engine.ad.ops.along import METHODS
 from py_engine.errors import (
     ConfigurationError,
@@ -511,6 +512,99 @@ def test_interpolation_between_infinite_places_and_values(places, values):
     with np.errstate(all="ignore"):
         found = np.interp(Tensor(np.array([0.5])), np.array(places), np.array(values)).numpy()
         np.testing.assert_array_equal(found, np.interp([0.5], places, values))
+
+
+F32 = np.array([0.7, 0.9, 0.3, 0.1], np.float32)
+KINDS_OF_NUMPY = {
+    **{
+        f"{f.__name__} of float32, {method}, {q!r}": (lambda x, f=f, q=q, method=method: f(x, q, method=method), F32)
+        for f in (np.percentile, np.nanpercentile)
+        for method in along.METHODS
+        for q in ([25, 75], 30, 12.5, np.float64(12.5), np.array([30.0]), np.float32(25), np.array([50], np.float32))
+    },
+    **{
+        f"{f.__name__} of float32, {method}, {q!r}": (lambda x, f=f, q=q, method=method: f(x, q, method=method), F32)
+        for f in (np.quantile, np.nanquantile)
+        for method in along.METHODS
+        for q in ([0.25, 0.6], 0.3, np.float64(0.3), np.array([0.3]), np.array(0.3), np.float32(0.25))
+    },
+    "histogram of float32 over a range": (lambda x: np.histogram(x, 10, (0, 1)), F32),
+    "histogram of float32 over one number": (lambda x: np.histogram(x, 4, (0.7, 0.7)), F32),
+    "histogram of float32 over float64": (lambda x: np.histogram(x, 10, (np.float64(0), np.float64(1))), F32),
+    "histogram of float32 with edges": (lambda x: np.histogram(x, np.array([0, 0.3, 0.9], np.float32)), F32),
+    "density of float32 over a range": (lambda x: np.histogram(x, 10, (0, 1), density=True), F32),
+    "edges of float32 over a range": (lambda x: np.histogram_bin_edges(x, 10, (0, 1)), F32),
+    "histogram with whole edges": (lambda x: np.histogram(x, [0, 1, 2]), A),
+    "edges that are whole": (lambda x: np.histogram_bin_edges(x, [0, 1, 2]), A),
+    "edges that are whole, of float32": (lambda x: np.histogram_bin_edges(x, [0, 1, 2]), F32),
+    "histogramdd with a range": (lambda x: np.histogramdd(x, 10, [(0, 1)])[0], F32),
+    "its edges": (lambda x: np.histogramdd(x, 10, [(0, 1)])[1][0], F32),
+    "its edges without one": (lambda x: np.histogramdd(x, 10)[1][0], F32),
+    "its edges that are whole": (lambda x: np.histogramdd(x, [[0, 1, 2]])[1][0], F32),
+    "histogram2d with a range": (lambda x: np.histogram2d(x, x, 10, [(0, 1), (0, 1)]), F32),
+    "histogram2d with whole edges": (lambda x: np.histogram2d(x, x, [0, 1, 2]), V),
+    **{
+        f"padding of no elements, {mode}": (lambda x, m=mode: np.pad(x, ((1, 2), (0, 0)), mode=m), np.zeros((2, 0)))
+        for mode in ("mean", "median", "maximum", "minimum", "linear_ramp", "reflect", "edge")
+    },
+    **{
+        f"padding of truth values, {mode}": (
+            lambda x, m=mode: np.pad(x, 1, mode=m),
+            np.array([[True, False, True], [False, False, True]]),
+        )
+        for mode in ("mean", "maximum", "minimum", "linear_ramp", "reflect", "symmetric", "edge", "wrap", "constant")
+    },
+    **{
+        f"odd {mode} of truth values": (
+            lambda x, m=mode: np.pad(x, 2, mode=m, reflect_type="odd"),
+            np.array([True, False, True]),
+        )
+        for mode in ("reflect", "symmetric")
+    },
+    "ramp of truth values": (lambda x: np.pad(x, 3, mode="linear_ramp"), np.array([True, False, True])),
+    "interp of float32": (lambda x: np.interp(x, np.array([0, 1], np.float32), np.array([2, 3], np.float32)), F32),
+    "interp of float32 with sides": (lambda x: np.interp(x, F32[::-1], F32, left=2, right=np.float32(0.1)), F32 * 2),
+    "interp of float32 over a period": (lambda x: np.interp(x, F32, F32, period=0.5), F32 * 2),
+    "vander of float32": (np.vander, F32),
+    "vander of float32, rising": (lambda x: np.vander(x, 3, True), F32),
+    "polyder of float32": (np.polyder, F32),
+    "polyder of float32, none": (lambda x: np.polyder(x, 0), F32),
+    "polyder of int32": (np.polyder, np.array([3, 1, 2], np.int32)),
+    "polyint of float32": (np.polyint, F32),
+    "polyint of float32, twice": (lambda x: np.polyint(x, 2, [1, 2]), F32),
+    "polyfit of float32": (lambda x: np.polyfit(x, x * x, 1), F32),
+    "polyfit of float32, weighted": (lambda x: np.polyfit(x, x * x, 1, w=x), F32),
+    "nanargmax of large integers": (np.nanargmax, np.array([2**53, 2**53 + 1])),
+    "nanargmin of large integers": (np.nanargmin, np.array([2**53 + 1, 2**53])),
+    "nanargmax of truth values": (np.nanargmax, np.array([False, True])),
+    "ediff1d of int32 and a list": (lambda x: np.ediff1d(x, to_end=[7, 8], to_begin=3), np.array([1, 2], np.int32)),
+    "ediff1d of float32 and a list": (lambda x: np.ediff1d(x, to_end=[7.5, 8]), F32),
+}
+
+
+@pytest.mark.parametrize("name", KINDS_OF_NUMPY)
+def test_the_dtype_and_the_values_are_numpys_or_it_is_refused(name):
+    call, x = KINDS_OF_NUMPY[name]
+    expected = call(x)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    try:
+        found = call(Tensor(x))
+    except DTypeError as error:
+        beside = ("edges that are whole, of float32", "its edges that are whole", "ediff1d of float32 and a list")
+        assert name in beside or "percentile" in name or "quantile" in name, error
+        return
+    found = found if isinstance(found, tuple) else (found,)
+    again = pe.compile(call)(x)
+    for mine, compiled, theirs in zip(found, again if isinstance(again, tuple) else (again,), expected, strict=True):
+        assert (mine.dtype, mine.shape) == (np.asarray(theirs).dtype, np.shape(theirs))
+        rtol = (
+            1e-6
+            if "weighted" in name or "quantile" in name or "percentile" in name or theirs.dtype == np.float32
+            else 1e-13
+        )
+        for result in (mine.numpy(), np.asarray(compiled)):
+            np.testing.assert_allclose(result, theirs, rtol=rtol, atol=1e-14)
+            assert result.dtype == mine.dtype
 
 
 def test_bins_that_are_too_many_for_their_range_are_refused():

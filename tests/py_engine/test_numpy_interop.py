@@ -518,6 +518,24 @@ def test_ufuncs_of_scipy_have_derivatives_at_the_edges(case):
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "x", "expected"),
+    [
+        ("gammainc", (1.0,), [0.0, 1.0, np.inf], [-1, -np.exp(-1), 0]),
+        ("gammainc", (2.0,), [0.0, 1.0, 2.0], [1, 0, -np.exp(-2)]),
+        ("gammaincc", (3.0,), [0.0, 2.0], [0, 0]),
+        ("betainc", (1.0, 1.0), [0.0, 0.5, 1.0], [0, 0, 0]),
+        ("betainc", (2.0, 2.0), [0.0, 0.5, 1.0], [6, 0, -6]),
+        ("betainc", (1.0, 2.0), [0.0, 0.5, 1.0], [-2, -2, -2]),
+    ],
+)
+def test_second_derivatives_of_distribution_functions_at_the_edges(name, given, x, expected):
+    function = getattr(pytest.importorskip("scipy.special"), name)
+    for run in (lambda f: f, pe.compile):
+        second = run(pe.grad(lambda x: np.sum(pe.grad(lambda x: np.sum(function(*given, x)))(x))))(np.array(x))
+        np.testing.assert_allclose(second, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_engine_errors_are_also_the_builtin_ones():
     assert issubclass(ShapeError, ValueError) and issubclass(DTypeError, TypeError)
     assert issubclass(ShapeError, EngineError) and issubclass(TraceError, RuntimeError)

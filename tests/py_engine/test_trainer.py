@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+import py_engine as pe
 from py_engine.ad.compile import products
 from py_engine.ad.compile.tape import Tape
 from py_engine.ad.ops import product_parts
@@ -334,6 +335,23 @@ def test_a_team_shares_products_where_the_update_takes_longer_than_waking_its_th
     trainer = Trainer(dropping_chain(), batch_size=20, threads=2)
     trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
     assert trainer.threads_in_step() == ("products shared by 2 threads" if shares else "2 threads in BLAS")
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_step_that_is_first_planned_inside_no_grad_has_its_gradient(batch, replay):
+    x, y = batch[0][:20], batch[1][:20]
+    trainers = [
+        Trainer(recurrent_chain(), batch_size=20, threads=1, optimizer=SGD(0.1), techniques=Techniques(replay=replay))
+        for _ in range(2)
+    ]
+    expected = trainers[0].loss_and_gradients(x, y)
+    with pe.no_grad():
+        found = trainers[1].loss_and_gradients(x, y)
+    assert found[0] == expected[0] and any(np.any(g) for g in expected[1].values())
+    for name, gradient in expected[1].items():
+        np.testing.assert_array_equal(found[1][name], gradient)
+    np.testing.assert_array_equal(*(trainer.train_epoch(x, y) for trainer in trainers))
+    np.testing.assert_array_equal(*(trainer.parameters.vector for trainer in trainers))
 
 
 @pytest.mark.parametrize("layer", [RNN, LSTM, GRU])

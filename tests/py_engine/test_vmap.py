@@ -483,6 +483,24 @@ def test_a_sample_whose_loop_has_ended_stays_as_it_is_though_the_condition_draws
     assert 0.6 < nested.mean() < 1.5 and nested.max() < 30
 
 
+@both
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_the_condition_of_many_loops_is_not_evaluated_after_the_last_step_that_is_allowed(run, limit):
+    table = np.array([1.0, 2.0, 3.0])[: max(limit, 1)]
+
+    def steps(x):
+        return pe.while_loop(
+            lambda s: ops.take(table, s[0]) > s[1], lambda s: (s[0] + 1, s[1] * 1), (np.array(0), x), max_steps=limit
+        )
+
+    for samples in (np.array([0.0, 5.0]), np.array([0.0, 1.0, 2.5]), np.array([9.0])):
+        counts, values = run(pe.vmap(steps))(samples)
+        np.testing.assert_array_equal(counts, [steps(x)[0] for x in samples])
+        np.testing.assert_array_equal(values, samples)
+        derivatives = run(pe.vmap(pe.grad(lambda x: steps(x)[1])))(samples)
+        np.testing.assert_array_equal(derivatives, np.ones(len(samples)))
+
+
 def test_what_draws_and_has_no_rule_is_refused_under_vmap():
     class Draws:
         drawing = "dropout_mask"

@@ -57,7 +57,8 @@ def while_loop(cond: Function, body: Function, init: Any, max_steps: int | None 
     Raises:
         ShapeError, DTypeError: the carry changes its structure, shape or dtype; `cond` returns no single truth value.
         ConfigurationError: `cond` or `body` is not callable, or `max_steps` is no number of steps.
-        TraceError: a function branches on a value; or `body` draws random numbers, and a derivative is taken.
+        TraceError: a function branches on a value; or `body`, under `vmap` also `cond`, draws random numbers, and a
+            derivative is taken of it.
 
     Source: the segments after Chen et al., "Training deep nets with sublinear memory cost" (2016).
 
@@ -175,7 +176,12 @@ class While:
             chosen = [
                 ops.where(aligned(holds, x.ndim), y, z) for x, y, z in zip(body.inputs, new, carries, strict=False)
             ]
-            results = [*chosen, counts + going, going * self.going_on(samples, chosen, tested, mapped[end:])]
+            done, seen = counts + going, chosen
+            if self.limit is not None:
+                # No sample is tested after the last step, whose carries the test may refuse: it sees those before it.
+                more = ops.less(done, self.limit)
+                seen = [ops.where(aligned(more, y.ndim - 1), y, z) for y, z in zip(chosen, carries, strict=False)]
+            results = [*chosen, done, going * self.going_on(samples, seen, tested, mapped[end:])]
         masked = traced(nodes, [*carries, counts, going, *given, *tested], results)
         again = [*_symbols(body.inputs[:c], [True] * c, samples), *(Tensor.symbol((samples,), COUNT) for _ in range(2))]
         with nested_trace() as nodes:
@@ -248,7 +254,7 @@ def _while_batch(
     if not differs:
         return op.apply_several((*carries, *inputs[c:]), {"loop": new}), [False, *carried]
     counts = Tensor(np.zeros(samples, COUNT))
-    going = loop.going_on(samples, carries, inputs[end:], mapped[end:])
+    going = counts if loop.limit == 0 else loop.going_on(samples, carries, inputs[end:], mapped[end:])
     found = op.apply_several((*carries, counts, going, *inputs[c:]), {"loop": new})
     return [found[c + 1], *found[1 : c + 1]], [True] * (c + 1)
 

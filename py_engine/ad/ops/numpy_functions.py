@@ -295,6 +295,7 @@ def _ediff1d(ary: Operand, to_end: Operand | None = None, to_begin: Operand | No
     for end in ends:
         if end is not None and not np.can_cast(end.dtype, x.dtype, "same_kind"):
             raise DTypeError(f"ediff1d: ends of {end.dtype} do not fit {x.dtype}; convert with astype()")
+    ends = [end if end is None or x.dtype.kind == "f" else astype(end, x.dtype) for end in ends]
     parts = [part for part in (ends[0], diff(x), ends[1]) if part is not None]
     return concatenate(parts)
 
@@ -636,13 +637,13 @@ def _interp(
     right: Operand | None = None,
     period: Operand | None = None,
 ) -> Tensor:
-    at, places, values = as_floats(x, xp, fp)
+    at, places, values = [astype(part, np.float64) for part in as_floats(x, xp, fp)]  # numpy's computes in nothing else
     if places.ndim != 1 or values.shape != places.shape or not places.size:
         raise ShapeError(f"interp: xp and fp must be vectors of one length, got {places.shape} and {values.shape}")
     if period is not None:
         return _interp(*_over_a_period(at, places, values, period))
     n = places.size
-    sides = [values[i] if side is None else as_tensors((at, side))[1] for i, side in ((0, left), (n - 1, right))]
+    sides = [values[i] if s is None else astype(as_tensor(s), at.dtype) for i, s in ((0, left), (n - 1, right))]
     below = astype(SEARCHSORTED(places, at, side="right"), at.dtype)
     index = astype(NUMPY[np.clip](below - 1, 0, builtins.max(n - 2, 0)), np.intp)
     if n == 1:

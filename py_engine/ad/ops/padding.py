@@ -73,6 +73,7 @@ def pad(
         settings = _padding_values("end_values", 0 if setting is None else setting, x)
     elif mode in STATISTICS and setting is not None:
         settings = _pairs("stat_length", setting, x)
+    kind = x.dtype
     for axis, (before, after) in enumerate(widths):
         if odd:
             x = _reflected(x, axis, before, after, mode == "symmetric")
@@ -80,6 +81,7 @@ def pad(
             x = _ramped(x, axis, before, after, settings[axis])
         else:
             x = _with_statistics(x, axis, before, after, settings[axis], STATISTICS[mode])
+        x = x if x.dtype == kind else astype(x, kind)  # truth values, whose sums are numbers
     return x
 
 
@@ -102,8 +104,9 @@ def _with_statistics(
     x: Tensor, axis: int, before: int, after: int, lengths: tuple[Any, Any], statistic: Callable[..., Tensor]
 ) -> Tensor:
     n = x.shape[axis]
-    if not x.size:
-        return x
+    if not x.size:  # there is nothing to take a statistic of: an axis without elements has no width here
+        side = part_of(x, axis, 0, 1 if n else 0)
+        return concatenate([_wide(side, axis, before), x, _wide(side, axis, after)], axis)
     first, last = (n if length is None else length if length < n else n for length in lengths)
     sides = [part_of(x, axis, 0, first), part_of(x, axis, n - last, n)]
     found = [statistic(side, axis=axis, keepdims=True) for side in sides]
@@ -114,7 +117,7 @@ def _with_statistics(
 
 def _ramped(x: Tensor, axis: int, before: int, after: int, values: tuple[Tensor, Tensor]) -> Tensor:
     parts = []
-    whole = x.dtype.kind in "iu"
+    whole = x.dtype.kind in "iub"
     for edge, value, width in zip(_ends(x, axis), values, (before, after), strict=True):
         shape = [-1 if d == axis else 1 for d in range(x.ndim)]
         if whole:  # rounded down, after the very steps of numpy
@@ -122,7 +125,7 @@ def _ramped(x: Tensor, axis: int, before: int, after: int, values: tuple[Tensor,
             step, places = (edge - value) / (width or 1), np.arange(float(width)).reshape(shape)
             some_zero = any(equal(step, 0))
             ramp = where(some_zero, places / (width or 1) * (edge - value), places * step) + value
-            parts.append(astype(floor(ramp), x.dtype))
+            parts.append(astype(ramp if x.dtype == np.bool_ else floor(ramp), x.dtype))
             continue
         share = np.arange(width, dtype=x.dtype) / x.dtype.type(width or 1)
         parts.append((edge - value) * share.reshape(shape) + value)

@@ -10,7 +10,7 @@ from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, float_only,
 from py_engine.ad.ops.arguments import whole
 from py_engine.ad.ops.by_values import known, without_leading_zeros
 from py_engine.ad.ops.decompositions import pinv
-from py_engine.ad.ops.elementary import div
+from py_engine.ad.ops.elementary import astype, div
 from py_engine.ad.ops.linalg import matmul
 from py_engine.ad.ops.reduction import sum
 from py_engine.ad.ops.shape import concatenate, part_of, ravel, reshape, stack, transpose
@@ -67,6 +67,7 @@ def _vander(x: Operand, N: int | None = None, increasing: bool = False) -> Tenso
     count = a.size if N is None else whole(N, "vander: N")
     if count < 0:
         raise ShapeError(f"vander: N must not be negative, got {N}")
+    a = astype(a, np.float64)  # numpy's kind of a float beside whole powers
     powers = np.arange(count, dtype=a.dtype)
     return reshape(a, (-1, 1) if a.size else (0, 1)) ** (powers if increasing else powers[::-1].copy())
 
@@ -122,6 +123,7 @@ def _polyder(p: Operand, m: int = 1) -> Tensor:
     order = whole(m, "polyder: m")
     if order < 0:
         raise ShapeError(f"polyder: m must not be negative, got {m}")
+    found = astype(found, np.result_type(found.dtype, np.int64)) if order else found
     for _ in range(order):
         n = max(found.size - 1, 0)
         powers = np.arange(n, 0, -1, dtype=found.dtype if found.dtype in FLOATS else np.int64)
@@ -135,6 +137,7 @@ def _polyint(p: Operand, m: int = 1, k: Operand | None = None) -> Tensor:
     order = whole(m, "polyint: m")
     if order < 0:
         raise ShapeError(f"polyint: m must not be negative, got {m}")
+    found = astype(found, np.float64) if order else found
     constants = _zeros(order, found) if k is None else ravel(as_tensors((found, k))[1])
     if constants.size == 1 and order > 1:
         constants = concatenate([constants] * order)
@@ -177,14 +180,16 @@ def _polyfit(
     degree = whole(deg, "polyfit: deg")
     if degree < 0 or a.ndim != 1 or not a.size or b.ndim not in (1, 2) or b.shape[0] != a.size:
         raise ShapeError(f"polyfit: places of shape {a.shape}, values of shape {b.shape} and degree {deg} do not fit")
+    precision = np.finfo(a.dtype).eps
+    a, b = astype(a, np.float64), astype(b, np.float64)
     matrix = NUMPY[np.vander](a, degree + 1)
     if w is not None:
-        _, weights = as_floats(a, w)
+        weights = astype(as_floats(w)[0], np.float64)
         if weights.shape != a.shape:
             raise ShapeError(f"polyfit: weights of shape {weights.shape} do not fit places of shape {a.shape}")
         matrix, b = matrix * weights[:, np.newaxis], b * (weights if b.ndim == 1 else weights[:, np.newaxis])
     scale = NUMPY[np.sqrt](sum(matrix * matrix, 0))
-    cut = a.size * np.finfo(a.dtype).eps if rcond is None else rcond
+    cut = a.size * precision if rcond is None else rcond
     if not isinstance(cut, (int, float, np.integer, np.floating)):
         raise DTypeError(f"polyfit: rcond must be a number, got {rcond!r}")
     scaled = matrix / scale

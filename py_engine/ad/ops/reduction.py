@@ -371,7 +371,7 @@ NORM: Op = define(
 
 def _to_winners(g: Tensor, y: Tensor, x: Tensor, axes: Axes) -> Tensor:
     won, count = _winners(y, x, axes)
-    return WHERE(won, spread(g, x, axes) / count, 0)
+    return WHERE(won, spread(g, x, axes) / maximum(count, 1), 0)  # none has won where the largest is NaN
 
 
 def _of_winners(t: Tensor, y: Tensor, x: Tensor, axes: Axes, keepdims: bool) -> Tensor:

@@ -94,12 +94,7 @@ def _ops(special: Any) -> dict[str, Op]:
     row("erfcinv", lambda y, x: -half_root * exp(square(y)))
     row("gammainc", None, partial(_gamma_density, of))
     row("gammaincc", None, lambda y, a, x: -_gamma_density(of, y, a, x))
-    row(
-        "betainc",
-        None,
-        None,
-        lambda y, a, b, x: exp(of("xlogy")(a - 1, x) + of("xlog1py")(b - 1, -x) - of("betaln")(a, b)),
-    )
+    row("betainc", None, None, partial(_beta_density, of))
     row("stdtr", None, lambda y, df, t: exp(log_density_of_t(df, t)))
     row("j0", lambda y, x: -of("j1")(x))
     row("j1", lambda y, x: (of("j0")(x) - of("jv")(2, x)) / 2)
@@ -138,10 +133,21 @@ def _slope_of_rgamma(of: Callable[[str], Op], y: Tensor, x: Tensor) -> Tensor:
 
 
 def _gamma_density(of: Callable[[str], Op], y: Tensor, a: Tensor, x: Tensor) -> Tensor:
-    """The derivative of `gammainc` by x, 0 at infinity."""
-    there = x == math.inf
-    at = where(there, 1, x)
-    return where(there, 0, exp(of("xlogy")(a - 1, at) - at - gammaln(a)))
+    """The derivative of `gammainc` by x, 0 at infinity; at 0 by a power, which has derivatives there."""
+    there, zero = x == math.inf, x == 0
+    at = where(there | zero, 1, x)
+    inside = exp(of("xlogy")(a - 1, at) - at - gammaln(a))
+    end = where(zero, x, 1)
+    return where(there, 0, where(zero, end ** (a - 1) * exp(-end - gammaln(a)), inside))
+
+
+def _beta_density(of: Callable[[str], Op], y: Tensor, a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """The derivative of `betainc` by x; at 0 and 1 by powers, which have derivatives there."""
+    at_end = (x == 0) | (x == 1)
+    at = where(at_end, 0.5, x)
+    inside = exp(of("xlogy")(a - 1, at) + of("xlog1py")(b - 1, -at) - of("betaln")(a, b))
+    end = where(at_end, x, 0.5)
+    return where(at_end, end ** (a - 1) * (1 - end) ** (b - 1) * exp(-of("betaln")(a, b)), inside)
 
 
 ERFCX_SERIES = tuple(math.prod(range(1, 2 * k, 2)) * (-0.5) ** k for k in range(6, 0, -1))

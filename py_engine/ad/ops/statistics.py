@@ -224,7 +224,9 @@ def _position(name: str, find: Any, what: str) -> None:
 
     @implements(find, constant=True)
     def position(a: Operand, axis: int | None = None, out: None = None, *, keepdims: bool = NO_VALUE) -> Tensor:
-        (x,) = as_floats(a)
+        x = as_tensor(a)
+        if x.dtype.kind not in "iub":
+            float_only(x.dtype)
         refuse(name, out=(out,))
         return op(x, axis=None if axis is None else axis_of(axis, x.ndim, name), keepdims=flag(keepdims))
 
@@ -432,13 +434,25 @@ def _edges(function: str, x: Tensor, bins: Any, range: Any) -> Tensor:
         ends = stack([low, high])
         check_values(function, ends, "finite", "the range of bins is not finite")
         check_values(function, ends, "rising", "the range of bins falls")
-    half = where(equal(low, high), 0.5, Literal(np.zeros((), x.dtype)))  # numpy's bins around a single value
-    found: Tensor = NUMPY[np.linspace](low - half, high + half, count + 1)
+    if range is None or builtins.any(isinstance(end, Tensor) for end in range):
+        half = where(equal(low, high), 0.5, Literal(np.zeros((), x.dtype)))  # numpy's bins around a single value
+        found: Tensor = NUMPY[np.linspace](low - half, high + half, count + 1)
+    else:  # of numbers numpy spaces them in float64, and rounds once
+        first, last = range
+        around = 0.5 if first == last else 0.0
+        kind = np.result_type(first, last, x.dtype)
+        found = Tensor(np.linspace(first - around, last + around, count + 1, dtype=kind))
     if found.data is not None and not (found.data[:-1] < found.data[1:]).all():
         raise ConfigurationError(f"{function}: {count} bins are too many for the range {low.data} to {high.data}")
     if found.data is None:
         check_values(function, found, "strictly rising", f"{count} bins are too many for their range")
     return found
+
+
+def _returned(edges: Tensor, bins: Any) -> Tensor:
+    """Return edges of bins as numpy does: those that are given in their dtype."""
+    given = None if not isinstance(bins, Tensor) and not np.ndim(bins) else as_tensor(bins)
+    return edges if given is None or given.dtype.kind not in "iu" else given
 
 
 def _counts(columns: Sequence[Tensor], edges: Sequence[Tensor], weights: Tensor) -> Tensor:
@@ -485,12 +499,12 @@ def _histogram(
     (x,) = as_floats(a)
     w = _weights_of("histogram", weights, x)
     edges = _edges("histogram", x, bins, range)
-    counts = _counts([ravel(x)], [edges], w)
+    counts = _counts([astype(ravel(x), edges.dtype)], [edges], w)
     if density:
         counts = astype(counts, np.float64)
-        return counts / _widths(edges) / sum(counts), edges
+        return counts / _widths(edges) / sum(counts), _returned(edges, bins)
     kind = np.dtype(np.intp) if weights is None else as_tensor(weights).dtype
-    return astype(counts, kind) if kind.kind in "iub" else counts, edges
+    return astype(counts, kind) if kind.kind in "iub" else counts, _returned(edges, bins)
 
 
 @implements(np.histogram_bin_edges)
@@ -500,7 +514,7 @@ def _histogram_bin_edges(
     (x,) = as_floats(a)
     if weights is not None:
         _weights_of("histogram", weights, x)
-    return _edges("histogram_bin_edges", x, bins, range)
+    return _returned(_edges("histogram_bin_edges", x, bins, range), bins)
 
 
 def _for_each_column(name: str, given: Any, columns: int) -> list[Any]:
@@ -533,15 +547,18 @@ def _histogramdd(
     ranges = [None] * len(columns) if range is None else _for_each_column("range", range, 0)
     if len(each) != len(columns) or len(ranges) != len(columns):
         raise ShapeError(f"histogramdd: one entry of bins and range for each of {len(columns)} coordinates is needed")
-    edges = [_edges("histogramdd", *given) for given in zip(columns, each, ranges, strict=True)]
     w = _weights_of("histogramdd", weights, columns[0])
+    for d, (bins_of, range_of) in enumerate(zip(each, ranges, strict=True)):
+        if range_of is not None and not isinstance(bins_of, Tensor) and not np.ndim(bins_of):
+            columns[d] = astype(columns[d], np.float64)  # as numpy spaces bins over a range that is given
+    edges = [_edges("histogramdd", *given) for given in zip(columns, each, ranges, strict=True)]
     counts = astype(_counts(columns, edges, w), np.float64)
     if density:
         total = sum(counts)
         for d, e in enumerate(edges):
             counts = counts / reshape(_widths(e), [-1 if k == d else 1 for k in builtins.range(counts.ndim)])
         counts = counts / total
-    return counts, tuple(edges)
+    return counts, tuple(map(_returned, edges, each))
 
 
 @implements(np.histogram2d)
