@@ -107,7 +107,7 @@ class Training:
             check_place(option, path, InputError)
             place = os.path.realpath(path)
             if place in places and (os.path.isfile(place) or not os.path.exists(place)):
-                raise InputError(f"{places[place]} and {option} name the same file, {path}: give each one of its own")
+                raise InputError(f"{places[place]} and {option} name the same file, {path}: give two files")
             places[place] = option
         if self.checkpoint is not None or not self.rates.is_constant:
             registry.check_resumable(self.engine)

@@ -470,10 +470,8 @@ def quantile_of(
         raise DTypeError(f"{function}: expected numbers, got truth values; convert with astype()")
     if method not in PICKING:
         (x,) = as_floats(x)
-        strong = not isinstance(q, Tensor) and type(q) not in (
-            int,
-            float,
-        )  # numpy interpolates in the shares' dtype then
+        # Beside shares that are no number of Python's numpy interpolates in their dtype.
+        strong = not isinstance(q, Tensor) and type(q) not in (int, float)
         x = astype(x, np.float64) if strong and np.asarray(q).dtype == np.float64 else x
     rows, axes, shape = rows_of(function, x, axis)
     n = rows.shape[-1]
