@@ -81,6 +81,9 @@ class FakeWorker:
     def start_memray(self, path: Path) -> None:
         path.touch()
 
+    def threads_decided(self) -> bool:
+        return True
+
     def linear_algebra(self) -> str:
         return f"{self.engine.name} blas"
 

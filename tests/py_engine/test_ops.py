@@ -579,7 +579,7 @@ LINES = [
     Line("median", ops.median,
          [at((5,)), at((4,)), at((2, 3), axis=0), at((2, 3, 2), axis=(0, 2), keepdims=True), at((1, 1))], (apart,)),
     Line("quantile", ops.quantile,
-         [at((5,), q=0.3), at((2, 3), q=(0.1, 0.5), axis=1), at((4, 2), q=0.7, axis=0, method="hazen"),
+         [at((5,), q=0.3), at((2, 3), q=np.array([0.1, 0.5], "f4"), axis=1), at((4, 2), q=0.7, axis=0, method="hazen"),
           at((2, 3), q=0.6, keepdims=True, method="nearest"), at((1,), q=0.2)], (apart,)),
     Line("kron", ops.kron, [at((2,), (3,)), at((2, 2), (1, 3)), at((2,), (2, 2)), at((), (3,)), at((0,), (2,))]),
     Line("cross", ops.cross, [at((3,), (3,)), at((2, 3), (3,)), at((3, 2), (3, 2), axis=0), at((0, 3), (0, 3))]),
