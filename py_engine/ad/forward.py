@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from py_engine.ad import ops
-from py_engine.ad.mutation import mutated
 from py_engine.ad.op import Tangents, described
-from py_engine.ad.reverse import mutation_error, topological_sort
+from py_engine.ad.reverse import check_versions, topological_sort
 from py_engine.ad.state import entering
 from py_engine.ad.tensor import Node, Result, Tensor
 from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
@@ -46,8 +45,8 @@ def push_forward(outputs: Sequence[Tensor], tangents: Mapping[Tensor, Tensor], l
                 unchanged.clear()  # its rule may write
                 _push_several(node.node, given, found)
         elif node not in tangents and any(t is not None for t in given):
-            if node.versions is not None and (changed := mutated(node.versions, unchanged)):
-                raise mutation_error(node, changed[0])
+            if node.versions is not None:
+                check_versions(node, node.versions, unchanged)
             if node.op.opaque:
                 unchanged.clear()  # its rule may write
             with entering(scope=node.scope):
@@ -84,8 +83,8 @@ def _push_several(node: Node, given: Tangents, tangents: dict[int, Tensor]) -> N
         return
     if node.op.jvp is None:
         raise _missing_rule(node)
-    if node.versions is not None and (changed := mutated(node.versions, set())):
-        raise mutation_error(node, changed[0])
+    if node.versions is not None:
+        check_versions(node, node.versions, set())
     with entering(scope=node.scope):
         found = node.op.jvp(given, node, *node.inputs, **node.attrs)
     for i, t in enumerate(found):

@@ -11,10 +11,12 @@ from numpy.typing import ArrayLike
 from py_engine.ad.containers import flatten
 from py_engine.ad.op import as_tensor
 from py_engine.ad.reverse import gradients
+from py_engine.ad.state import entering
 from py_engine.ad.tensor import FLOATS, Array, Tensor, plain_array
 from py_engine.errors import DTypeError, GradientCheckError, NotDifferentiableError
 
 
+@entering(grad_enabled=True)
 def gradcheck(
     function: Callable[..., Any],
     *args: ArrayLike,

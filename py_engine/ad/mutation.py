@@ -189,6 +189,13 @@ def _whole(data: Array) -> Array:
 # What a trace takes the values of -------------------------------------------------------------------------
 
 
+def _changed(what: str) -> ReplayError:
+    return ReplayError(
+        f"{what} that the compiled function captured was changed since it was traced, and a replay would not see that; "
+        "pass it as an argument, or compile the function anew"
+    )
+
+
 class Watch:
     """A list, a mask or a setting whose values became part of a traced function, and would not be read anew."""
 
@@ -208,16 +215,33 @@ class Watch:
         except ValueError:  # lists of different lengths
             same = False
         if not same:
-            raise ReplayError(
-                f"{self.what} that the compiled function captured was changed since it was traced, and a replay would "
-                "not see that; pass it as an argument, or compile the function anew"
-            )
+            raise _changed(self.what)
 
 
 def watch(source: Any, what: str) -> None:
     """While a function is traced, note that it took the values of something that may change."""
     if STATE.watched is not None:
         STATE.watched.append(Watch(source, what))
+
+
+class WatchedVersions:
+    """The arrays that the ops of a graph from outside the trace were given: a traced derivative reads them later."""
+
+    __slots__ = ("versions",)
+
+    def __init__(self, versions: Versions) -> None:
+        self.versions = versions
+
+    def check(self) -> None:
+        """Raise `ReplayError` if the values are others now."""
+        if changed := mutated(self.versions, set()):
+            raise _changed(f"an array of shape {changed[0].shape}")
+
+
+def watch_versions(versions: Versions) -> None:
+    """While a derivative is traced, note that it reads what an op of a graph from outside the trace was given."""
+    if STATE.watched is not None:
+        STATE.watched.append(WatchedVersions(versions))
 
 
 def watch_setting(value: Any) -> None:

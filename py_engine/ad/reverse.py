@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from py_engine.ad import ops
 from py_engine.ad.memory import keep_freed_memory
-from py_engine.ad.mutation import mutated
+from py_engine.ad.mutation import Versions, mutated, watch_versions
 from py_engine.ad.op import described
 from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
 from py_engine.ad.ops.shape import Index, assemble
@@ -101,8 +101,8 @@ def gradients(
                 if id(node) in wanted:
                     result[id(node)] = g
                 cotangents = (g,)
-            if node.versions is not None and (changed := mutated(node.versions, unchanged)):
-                raise mutation_error(node, changed[0])
+            if node.versions is not None:
+                check_versions(node, node.versions, unchanged)
             op, inputs = node.op, node.inputs
             index = None
             if op.slice_index is not None:
@@ -247,10 +247,18 @@ def _cotangents(
     return found
 
 
-def mutation_error(node: Tensor | Node, x: Tensor) -> InPlaceError:
-    """Return the error for an array that the node's rules read, and that was written to after the node used it."""
+def check_versions(node: Tensor | Node, versions: Versions, unchanged: set[object]) -> None:
+    """Raise `InPlaceError` if an array that the node's rules read was written to since; a trace watches them all.
+
+    `unchanged` is that of `mutated`.
+    """
+    changed = mutated(versions, unchanged)
+    if not changed:
+        watch_versions(versions)
+        return
+    x = changed[0]
     i = next(i for i, a in enumerate(node.inputs) if a is x)
-    return InPlaceError(
+    raise InPlaceError(
         f"backward: the gradient of {described(node)} needs its input {i} "
         f"({x.name + ', ' if x.name else ''}shape {x.shape} {x.dtype}) as it was, but the array was written to "
         "in place since; write to a copy of it, or after the gradient was taken"

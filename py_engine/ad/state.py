@@ -104,6 +104,14 @@ def inside_transform() -> bool:
     return STATE.differentiating or STATE.trace is not None
 
 
+def update(parameter: Any, value: Any) -> None:
+    """Give a leaf the values of a tensor: at once, or, where updates are collected, by who collects them."""
+    if STATE.updates is not None:
+        STATE.updates.append((parameter, value))
+    elif parameter.data is not None and value.data is not None:
+        parameter.data[...] = value.data
+
+
 class scope(entering):
     """Label the ops made inside with the layer `name`; nested scopes are joined by a slash."""
 

@@ -37,6 +37,13 @@ FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 _ndarray = np.ndarray  # looked up once
 
 
+def _no_gradient(dtype: np.dtype[Any]) -> DTypeError:
+    return DTypeError(
+        f"only float32 and float64 tensors have a gradient, this one is {dtype}; convert it first, for example with "
+        "x.astype(np.float32)"
+    )
+
+
 class Tensor(Operators):
     """A numpy array with a derivative.
 
@@ -88,10 +95,7 @@ class Tensor(Operators):
                 "; tensor() makes one from anything, and copies a tensor as part of its graph"
             )
         if requires_grad and data.dtype not in FLOATS:
-            raise DTypeError(
-                f"only float32 and float64 tensors have a gradient, this one is {data.dtype}; "
-                "convert it first, for example with x.astype(np.float32)"
-            )
+            raise _no_gradient(data.dtype)
         if data.__class__ is not np.ndarray:
             check_class(data)
         self.data = data
@@ -133,6 +137,8 @@ class Tensor(Operators):
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
+        if value and self.dtype not in FLOATS:
+            raise _no_gradient(self.dtype)
         if value != (self.level > 0):
             self.level = 1 if value else 0
 

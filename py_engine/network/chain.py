@@ -14,7 +14,7 @@ from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.embedding import Embedding
 from py_engine.network.initialisers import ParameterSpec, initialise, stream
-from py_engine.network.layers import Layer
+from py_engine.network.layers import Layer, dropouts_of
 from py_engine.network.parameters import Parameters
 
 Shape = tuple[int, ...]
@@ -190,6 +190,8 @@ class Chain:
         else:
             for name, spec in specs.items():
                 parameters.put(name, kept[name] if name in kept else initialise(spec, stream(self.seed, name), dtype))
+        for name, dropout in dropouts_of(layers).items():
+            dropout.place = name.partition(".")[2]
         self.layers, self.parameters = layers, parameters
 
 

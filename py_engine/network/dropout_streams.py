@@ -44,8 +44,8 @@ class DropoutStreams:
 
     def __init__(self, layers: Mapping[str, Dropout]) -> None:
         self.layers = dict(layers)
-        self._calls = {name: layer.calls for name, layer in layers.items()}
-        """Before: another trainer of the same chain has used streams of these numbers."""
+        self._calls: dict[str, int] = {}
+        """Before the first step was traced: another trainer of the same chain has used streams of these numbers."""
         self._of_step: dict[Step, dict[str, list[tuple[str, np.random.Generator]]]] = {}
         self._trained: set[Step] = set()
         self._rows = {name: np.zeros((0, COLUMNS), np.uint64) for name in layers}
@@ -56,7 +56,8 @@ class DropoutStreams:
     @contextmanager
     def tracing(self, step: Step) -> Iterator[None]:
         """Trace a step inside; its streams resume where the state has them."""
-        for layer in self.layers.values():
+        for name, layer in self.layers.items():
+            self._calls.setdefault(name, layer.calls)
             layer.traced.clear()  # copies that others have traced
         yield
         self._of_step[step] = {name: list(layer.traced) for name, layer in self.layers.items()}
@@ -119,7 +120,7 @@ class DropoutStreams:
     def _with_steps(self, name: str, rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return a copy of rows of a state, with the columns that states of older versions lack."""
         found = np.full((len(rows), COLUMNS), ANY_STEP, np.uint64)
-        found[:, 1] = self._calls[name] + 1 + np.arange(len(rows))
+        found[:, 1] = self._calls.get(name, self.layers[name].calls) + 1 + np.arange(len(rows))
         found[:, -rows.shape[1] :] = rows
         return found
 

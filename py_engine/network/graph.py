@@ -122,6 +122,8 @@ class Graph(Chain):
     def _become(self, layers: dict[str, Layer], values: Mapping[str, ArrayLike] | None = None) -> None:
         if getattr(self, "layers", None):
             raise ConfigurationError("the layers of a graph stay what they are; make a new Graph")
+        if INPUT in layers:
+            raise ConfigurationError(f"a layer of a graph can't be called {INPUT!r}: that is the graph's input")
         known = [INPUT]
         for name in self.inputs:
             if name not in layers:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from py_engine.ad import ops
+from py_engine.ad import ops, state
 from py_engine.ad.op import here
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.state import STATE, collecting
@@ -429,9 +429,11 @@ class Dropout(Layer, op="dropout"):
     """In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
 
     Every call in training, and so every traced copy, draws from a separate stream, decided by `seed`, the layer's name
-    in its chain, the number of calls before and the rank: two layers, threads or processes never share one.
+    in its chain, the number of calls before and the rank: two layers, threads or processes never share one. Inside a
+    layer that holds it, its name has that of the attribute, too.
 
     Attributes:
+        place: where it is in a layer of the chain that holds it, such as "blocks.1.dropout"; the chain sets it.
         rank: which of the processes that train together this is; the trainer sets it.
         calls: how often it was called in training.
         traced: of the copies traced last the scope and the stream, which a trainer takes over.
@@ -444,6 +446,7 @@ class Dropout(Layer, op="dropout"):
         stream(seed, "")  # a bad seed is an error here, not in the first training step
         self.rate = float(rate)
         self.seed = seed
+        self.place = ""
         self.rank = 0
         self.calls = 0
         self.traced: list[tuple[str, np.random.Generator]] = []
@@ -464,7 +467,30 @@ class Dropout(Layer, op="dropout"):
 
     def new_stream(self, scope: str, number: int) -> np.random.Generator:
         """The stream of this number of the layer in this place of a chain."""
-        return stream(self.seed, f"{scope}/{number}{f'/{self.rank}' if self.rank else ''}")
+        where = f"{scope}.{self.place}" if self.place else scope
+        return stream(self.seed, f"{where}/{number}{f'/{self.rank}' if self.rank else ''}")
+
+
+def dropouts_of(layers: Mapping[str, Layer]) -> dict[str, Dropout]:
+    """Return the dropout layers among these and in what they hold, by their names: `layer`, or `layer.place`."""
+    found: dict[str, Dropout] = {}
+    seen: set[int] = set()
+
+    def look(value: Any, name: str) -> None:
+        if id(value) in seen:
+            return
+        if isinstance(value, Dropout):
+            seen.add(id(value))
+            found[name] = value
+        elif isinstance(value, Layer | Mapping | list | tuple):
+            seen.add(id(value))
+            held = vars(value) if isinstance(value, Layer) else value
+            for key, part in held.items() if isinstance(held, Mapping) else enumerate(held):
+                look(part, f"{name}.{key}")
+
+    for name, layer in layers.items():
+        look(layer, name)
+    return found
 
 
 # State that training changes by itself --------------------------------------------------------------------
@@ -481,8 +507,4 @@ def update(parameter: Tensor, value: Tensor) -> None:
     Eagerly that happens at once. A trainer collects the updates and makes them part of its step; in a function
     that anything else compiles, they are left out.
     """
-    value = ops.stop_gradient(value)
-    if STATE.updates is not None:
-        STATE.updates.append((parameter, value))
-    elif parameter.data is not None and value.data is not None:
-        parameter.data[...] = value.data
+    state.update(parameter, ops.stop_gradient(value))

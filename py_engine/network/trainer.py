@@ -42,7 +42,7 @@ from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFini
 from py_engine.network import losses
 from py_engine.network.chain import Chain
 from py_engine.network.dropout_streams import DropoutStreams
-from py_engine.network.layers import Dropout
+from py_engine.network.layers import dropouts_of
 from py_engine.network.lazy_updates import LOOKED_UP, WINDOW, LazyUpdates
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
@@ -70,6 +70,10 @@ class Evaluation:
 
     loss: float
     accuracy: float
+
+
+_ARGUMENTS = frozenset({"chain", "loss", "optimizer", "batch_size", "threads", "accumulate", "techniques"})
+"""Of a trainer, which plans its steps by them."""
 
 
 class Trainer:
@@ -132,7 +136,7 @@ class Trainer:
                 "which each process would know a part: train it in one process"
             )
         self._batch = self.batch_size if self.parallel is None else self.parallel.part(self.batch_size)[1]
-        dropouts = {name: layer for name, layer in chain.layers.items() if isinstance(layer, Dropout)}
+        dropouts = dropouts_of(chain.layers)
         for layer in dropouts.values():
             layer.rank = self._rank
         self._streams = DropoutStreams(dropouts)
@@ -155,6 +159,11 @@ class Trainer:
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ARGUMENTS and name in self.__dict__:
+            raise ConfigurationError(f"a trainer keeps the {name} that it was made with; make a new one")
+        super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ConfigurationError(
@@ -526,6 +535,12 @@ class Trainer:
         """Return the step for batches of this many samples, planned when it is first needed."""
         key = self._key(samples, x, y)
         if key not in self._steps:
+            for name in self.parameters.trainable:
+                if not self.parameters.tensors[name].requires_grad:
+                    raise ConfigurationError(
+                        f"Trainer: {name} has requires_grad = False, but a trainer trains all parameters except those "
+                        "that their layer declares with trainable=False; set it to True"
+                    )
             with self._blas_threads(self.threads), self._streams.tracing(key):
                 step = make_step(
                     *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),

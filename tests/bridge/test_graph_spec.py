@@ -284,6 +284,8 @@ def test_a_graph_of_the_engine_refuses_what_does_not_fit() -> None:
         network.Graph(below, network.Add(name="sum"), inputs={"sum": ["below", "middel"]})
     with pytest.raises(ConfigurationError, match="inputs: there is no layer 'summe'; there are: below"):
         network.Graph(below, inputs={"summe": ["below"]})
+    with pytest.raises(ConfigurationError, match="a layer of a graph can't be called 'input': that is"):
+        network.Graph(network.Dense(4, 4, name="input"), network.Add(name="sum"), inputs={"sum": ["input", "input"]})
     graph = network.Graph(below, middle, network.Add(name="sum"), inputs={"sum": ["below", "middle"]})
     message = r"Add.* in layer 'sum': expected two or more samples of one shape, actual 2 of shape \(4,\) and \(5,\)"
     for call in (lambda: graph.shapes((4,)), lambda: graph(np.zeros((2, 4), np.float32))):

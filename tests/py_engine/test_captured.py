@@ -7,7 +7,7 @@ import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.errors import EngineError, ReplayError
+from py_engine.errors import EngineError, InPlaceError, ReplayError
 
 X = np.array([0.5, -1.5, 2.0, 0.25])
 IDS = np.array([0, 2, 1, 0])
@@ -148,3 +148,38 @@ def test_captured_shares_and_lists_that_change_are_seen_or_refused():
     for function in (quantiles, pushed):
         with pytest.raises(ReplayError, match="was changed since it was traced"):
             function(x)
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_a_captured_tensor_whose_data_is_replaced_is_refused(shape):
+    w = Tensor(np.full(shape, 2.0), name="w")
+    f = pe.compile(lambda x: x * w)
+    x = np.full(shape, 3.0)
+    np.testing.assert_array_equal(f(x), np.full(shape, 6.0))
+    before, w.data = w.data, np.full(shape, 5.0)
+    for _ in range(2):
+        with pytest.raises(ReplayError, match="the data of w that the compiled function captured was replaced"):
+            f(x)
+    w.data = before
+    w.assign(np.full(shape, 4.0))
+    np.testing.assert_array_equal(f(x), np.full(shape, 12.0))
+
+
+def pulled(function, a):
+    pullback = pe.vjp(function, a)[1]
+    return lambda seed: pullback(seed)[0]
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x * x, lambda x: np.sin(x), lambda x: np.linalg.qr(np.outer(x, x) + np.eye(4))[1][0]]
+)
+def test_a_compiled_pullback_is_refused_where_the_eager_one_is_after_an_array_was_written_to(function):
+    a = floats()
+    pullback = pulled(function, a)
+    compiled, seed = pe.compile(pullback), np.ones(4)
+    np.testing.assert_allclose(compiled(seed), pullback(seed), rtol=1e-13)
+    changed(a)
+    with pytest.raises(InPlaceError):
+        pullback(seed)
+    with pytest.raises(ReplayError, match=r"an array of shape .* that the compiled function captured was changed"):
+        compiled(seed)

@@ -16,6 +16,7 @@ from py_engine.ad.program import trace
 from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, TraceError
+from py_engine.network import BatchNorm, Chain, Dense
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
 
@@ -259,3 +260,19 @@ def test_a_derivative_of_a_loop_in_which_another_one_draws_is_refused(kind):
 def test_each_sample_has_its_own_draws_of_a_loop_or_branch(kind):
     z = np.asarray(pe.vmap(lambda x: x * DRAWING[kind]())(np.ones((4, 64))))
     assert len({row.tobytes() for row in z}) == 4
+
+
+def test_running_statistics_in_a_checkpoint_are_updated_once():
+    x = np.random.default_rng(1).standard_normal((8, 3))
+
+    def gradient_of(wrap):
+        chain = Chain(BatchNorm(3), Dense(3, 2, "tanh"), dtype=np.float64, seed=0)
+        step = pe.grad(lambda x: np.sum(wrap(lambda x: chain(x, training=True))(x)))
+        return step(x).numpy(), chain.parameters.arrays
+
+    found, arrays = gradient_of(pe.checkpoint)
+    expected, plain = gradient_of(lambda f: f)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    for name in ("batchnorm.running_mean", "batchnorm.running_var"):
+        np.testing.assert_allclose(arrays[name], plain[name], rtol=1e-13)
+    assert arrays["batchnorm.running_mean"].any()

@@ -9,7 +9,8 @@ import pytest
 
 from py_engine.ad.techniques import Techniques
 from py_engine.errors import ParameterError
-from py_engine.network import Adam, Chain, Dense, Dropout, Trainer
+from py_engine.network import Adam, Chain, Dense, Dropout, Layer, Trainer
+from py_engine.network.layers import dropouts_of
 
 ROWS, BATCH = 22, 8
 
@@ -59,6 +60,52 @@ def test_another_trainer_of_the_same_chain_resumes(data):
     other = new_trainer(trainer.chain)
     other.train_epoch(*data)
     assert_resumes(trainer, other, data)
+
+
+def test_trainers_of_a_chain_that_are_made_before_either_trains_draw_different_masks(data):
+    chain = new_chain()
+    first, second = new_trainer(chain), new_trainer(chain)
+    before = chain.parameters.vector.copy()
+    losses = first.train_epoch(*data)
+    chain.parameters.vector[...] = before
+    assert not np.array_equal(second.train_epoch(*data), losses)
+
+
+class Held(Layer):
+    """Three dropout layers side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.others = Dropout(0.5), {"of": [Dropout(0.5), Dropout(0.5)]}
+
+    def output_shape(self, input_shape):
+        return (3 * input_shape[0],)
+
+    def forward(self, x, parameters, training):
+        return np.concatenate([d(x, {}, training) for d in (self.first, *self.others["of"])], axis=1)
+
+
+def test_dropout_layers_that_a_layer_holds_draw_different_masks(data):
+    masks = [Chain(Held())(np.ones((5, 40)), training=True).numpy() for _ in range(2)]
+    np.testing.assert_array_equal(*masks)
+    assert len({part.tobytes() for part in np.split(masks[0], 3, axis=1)}) == 3
+
+
+@pytest.mark.parametrize(("threads", "split"), [(1, False), (2, True)])
+def test_dropout_layers_that_a_layer_holds_resume(data, threads, split):
+    def new():
+        return new_trainer(Chain(Dense(6, 16, "relu"), Held(), Dense(48, 3), seed=0), threads, split)
+
+    trainer = new()
+    trainer.train_epoch(*data)
+    assert {"dropout.held.first", "dropout.held.others.of.0", "dropout.held.others.of.1"} < set(trainer.state())
+    assert_resumes(trainer, new(), data)
+
+
+def test_a_dropout_layer_in_two_places_is_one():
+    held, shared = Held(), Dropout(0.5)
+    held.first = held.others["of"][0] = shared
+    assert list(dropouts_of({"held": held, "again": shared})) == ["held.first", "held.others.of.1"]
 
 
 def probe(trainer, data, rows):

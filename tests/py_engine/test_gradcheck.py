@@ -192,3 +192,10 @@ def test_the_seed_decides_the_directions(new_op):
 
 def test_failures_are_assertion_errors():
     assert issubclass(GradientCheckError, AssertionError) and issubclass(GradientCheckError, EngineError)
+
+
+def test_inside_no_grad_it_checks_all_the_same():
+    with pe.no_grad():
+        pe.gradcheck(np.sin, np.array([0.5, 1.0]))
+        with pytest.raises(GradientCheckError):
+            pe.gradcheck(lambda x: x * ops.stop_gradient(x), np.array([0.5, 1.0]))

@@ -17,7 +17,7 @@ from py_engine.ad.compile.tape import Tape
 from py_engine.ad.op import as_tensor
 from py_engine.ad.program import simplify, trace
 from py_engine.ad.reverse import gradients
-from py_engine.errors import NotDifferentiableError, ShapeError
+from py_engine.errors import DTypeError, NotDifferentiableError, ShapeError
 
 # Order ----------------------------------------------------------------------------------------------------
 
@@ -336,3 +336,11 @@ def test_views_that_undo_each_other_vanish():
 
 def test_identities_and_detachments_vanish_after_their_work_is_done():
     assert simplified(lambda x: ops.identity(x.detach()) + 1.0, (3,)) == ["add"]
+
+
+def test_only_floats_can_be_given_requires_grad():
+    for x in (pe.tensor([1, 2]), pe.tensor([True])):
+        with pytest.raises(DTypeError, match="only float32 and float64 tensors have a gradient"):
+            x.requires_grad = True
+        x.requires_grad = False
+        assert not x.requires_grad

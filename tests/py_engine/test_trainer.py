@@ -541,6 +541,26 @@ def test_dropout_is_off_in_evaluation_and_seeded_in_training(batch):
     assert not np.array_equal(run(1)[0], losses)
 
 
+def test_a_parameter_that_is_not_to_be_trained_is_refused(batch):
+    chain = Chain(Dense(STEPS * FEATURES, 8), BatchNorm(8), Dense(8, CLASSES))
+    trainer = Trainer(chain, batch_size=41, threads=1)
+    chain.parameters.tensors["dense.weight"].requires_grad = False
+    before = chain.parameters.vector.copy()
+    for call in (trainer.train_epoch, trainer.loss_and_gradients):
+        with pytest.raises(ConfigurationError, match=r"dense\.weight has requires_grad = False, but"):
+            call(*batch)
+    np.testing.assert_array_equal(chain.parameters.vector, before)
+    chain.parameters.tensors["dense.weight"].requires_grad = True
+    trainer.train_epoch(*batch)
+
+
+@pytest.mark.parametrize("name", ["chain", "loss", "optimizer", "batch_size", "threads", "accumulate", "techniques"])
+def test_a_trainer_keeps_what_it_was_made_with(name):
+    trainer = Trainer(Chain(Dense(3, 2)))
+    with pytest.raises(ConfigurationError, match=f"a trainer keeps the {name} that it was made with; make a new one"):
+        setattr(trainer, name, getattr(trainer, name))
+
+
 def test_replays_of_dropout_draw_new_masks(batch):
     x, y = batch[0][:20], batch[1][:20]
     chain = Chain(Dense(STEPS * FEATURES, 32, "relu"), Dropout(0.5), Dense(32, CLASSES))

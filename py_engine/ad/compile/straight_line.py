@@ -69,9 +69,9 @@ def straight_line(program: Program) -> tuple[str, Scalar] | None:
             if isinstance(x, Literal):
                 names[id(x)] = f"({x.item()!r})"
             else:
-                names[id(x)] = own = f"c{len(captured)}"
-                captured[f"array_{own}"] = x.data
-                lines.append(f"    {own} = array_{own}.item()")
+                names[id(x)] = own = f"c{len(captured) // 2}"
+                captured.update({f"array_{own}": x.data, f"tensor_{own}": x})
+                lines.append(f"    {own} = array_{own}.item() if tensor_{own}.data is array_{own} else edge()")
         return names[id(x)]
 
     for equation in program.equations:

@@ -168,6 +168,7 @@ class Tape:
         arrays[: len(self.inputs)] = self.inputs
         for x in leaves:
             arrays[number[id(x)]] = x.numpy()
+        self._read = [(x, x.data) for x in leaves if x.op is None and x.__class__ is not Literal]
         for k, x in enumerate(program.outputs):
             i = number[id(x)]
             if arrays[i] is None:
@@ -204,9 +205,19 @@ class Tape:
         Raises:
             ReplayError: something whose values are part of the graph has changed.
         """
-        for x in self.program.watched:
-            x.check()
+        self.check_captured()
         self._silent.run(self._run)
+
+    def check_captured(self) -> None:
+        """Raise `ReplayError` if something whose values are part of the graph has changed.
+
+        Captured tensors may have other values, but in the array that they had when the tape was made.
+        """
+        for watched in self.program.watched:
+            watched.check()
+        for x, array in self._read:
+            if x.data is not array:
+                raise replaced(x)
 
     def _run(self) -> None:
         if self.techniques.preallocate:
@@ -268,8 +279,7 @@ class Tape:
             if self._zero_copy is None:
                 steps = [(step.equation, step.calls) for step in self.instructions]
                 self._zero_copy = ZeroCopyCall(self.program, self.inputs, self.outputs, steps, self._silent)
-            for x in self.program.watched:
-                x.check()
+            self.check_captured()
             return self._zero_copy(arrays)
         finally:
             self._replaying = False
@@ -569,6 +579,15 @@ def _dummy(x: Tensor) -> Array:
 
 
 @lru_cache(maxsize=1024)
+def replaced(x: Tensor) -> ReplayError:
+    """Return the error for a captured tensor that was given another array."""
+    what = x.name or f"a tensor of shape {x.shape}"
+    return ReplayError(
+        f"the data of {what} that the compiled function captured was replaced since it was traced; give it new values "
+        "by assign(), or compile the function anew"
+    )
+
+
 def _without_memory(shape: Shape, dtype: Any) -> Array:
     strides = [dtype.itemsize] * len(shape)
     for a in reversed(range(len(shape) - 1)):

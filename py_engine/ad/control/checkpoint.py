@@ -15,7 +15,7 @@ from py_engine.ad.op import Op, infer_same
 from py_engine.ad.ops.shape import all_mapped, leading
 from py_engine.ad.program import Program, close_over, without_inner
 from py_engine.ad.reverse import gradients
-from py_engine.ad.state import LEVELS, STATE, entering, restoring
+from py_engine.ad.state import LEVELS, STATE, collecting, entering, restoring, update
 from py_engine.ad.tensor import FLOATS, Node, Tensor
 from py_engine.ad.transforms import check_callable
 from py_engine.ad.vmap import batched_program
@@ -54,8 +54,11 @@ def checkpoint(function: Function) -> Function:
         if STATE.trace is None:
             # Eagerly, the ops inside work on separate tensors, whose graph is dropped at the end.
             own = [_alone(x, x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
-            with collecting_ops(grad_enabled=True) as nodes:
+            # What layers update is read before by the ops inside: it is given its new values after them.
+            with collecting("updates") as updates, collecting_ops(grad_enabled=True) as nodes:
                 outputs, made = flatten(function(*unflatten(structure, own), **kwargs))
+            for parameter, value in updates:
+                update(parameter, value)
             inputs = [x for x in own if isinstance(x, Tensor)]
             results = [_alone(y) if isinstance(y, Tensor) else y for y in outputs]
         else:
