@@ -207,7 +207,7 @@ class Watch:
         self.kind = values.shape, values.dtype
         self.values = Snapshot(values)
 
-    def check(self) -> None:
+    def check(self, _unchanged: set[object]) -> None:
         """Raise `ReplayError` if the values are others now."""
         try:
             now = np.asarray(self.source)
@@ -232,9 +232,9 @@ class WatchedVersions:
     def __init__(self, versions: Versions) -> None:
         self.versions = versions
 
-    def check(self) -> None:
-        """Raise `ReplayError` if the values are others now."""
-        if changed := mutated(self.versions, set()):
+    def check(self, unchanged: set[object]) -> None:
+        """Raise `ReplayError` if the values are others now. `unchanged` is that of `mutated`."""
+        if changed := mutated(self.versions, unchanged):
             raise _changed(f"an array of shape {changed[0].shape}")
 
 

@@ -191,7 +191,7 @@ class Chain:
             for name, spec in specs.items():
                 parameters.put(name, kept[name] if name in kept else initialise(spec, stream(self.seed, name), dtype))
         for name, dropout in dropouts_of(layers).items():
-            dropout.place = name.partition(".")[2]
+            dropout.place = name.partition(".")[2] or dropout.place
         self.layers, self.parameters = layers, parameters
 
 

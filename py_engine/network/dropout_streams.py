@@ -66,7 +66,8 @@ class DropoutStreams:
     def train(self, step: Step) -> None:
         """Let the streams of this step be in the state from now on; those that are not yet begin.
 
-        Their numbers follow those in the state: how often the layer was called for other reasons changes nothing.
+        Their numbers follow those in the state: how often the layer was called for other reasons since the
+        first step was traced changes nothing.
         """
         if step in self._trained or step not in self._of_step:
             return

@@ -473,18 +473,20 @@ class Dropout(Layer, op="dropout"):
 
 def dropouts_of(layers: Mapping[str, Layer]) -> dict[str, Dropout]:
     """Return the dropout layers among these and in what they hold, by their names: `layer`, or `layer.place`."""
-    found: dict[str, Dropout] = {}
-    seen: set[int] = set()
+    found = {name: layer for name, layer in layers.items() if isinstance(layer, Dropout)}
+    seen = {id(layer) for layer in found.values()}
 
     def look(value: Any, name: str) -> None:
         if id(value) in seen:
             return
         if isinstance(value, Dropout):
             seen.add(id(value))
+            while name in found:  # such as of the keys 1 and "1"
+                name += "'"
             found[name] = value
-        elif isinstance(value, Layer | Mapping | list | tuple):
+        elif isinstance(value, Layer | Mapping | list | tuple) or isinstance(getattr(value, "layers", None), Mapping):
             seen.add(id(value))
-            held = vars(value) if isinstance(value, Layer) else value
+            held = vars(value) if isinstance(value, Layer) else getattr(value, "layers", value)
             for key, part in held.items() if isinstance(held, Mapping) else enumerate(held):
                 look(part, f"{name}.{key}")
 

@@ -533,14 +533,14 @@ class Trainer:
 
     def _step(self, samples: int, x: Array, y: Array) -> Step:
         """Return the step for batches of this many samples, planned when it is first needed."""
+        for name in self.parameters.trainable:
+            if not self.parameters.tensors[name].requires_grad:
+                raise ConfigurationError(
+                    f"Trainer: {name} has requires_grad = False, but a trainer trains all parameters except those "
+                    "that their layer declares with trainable=False; set it to True"
+                )
         key = self._key(samples, x, y)
         if key not in self._steps:
-            for name in self.parameters.trainable:
-                if not self.parameters.tensors[name].requires_grad:
-                    raise ConfigurationError(
-                        f"Trainer: {name} has requires_grad = False, but a trainer trains all parameters except those "
-                        "that their layer declares with trainable=False; set it to True"
-                    )
             with self._blas_threads(self.threads), self._streams.tracing(key):
                 step = make_step(
                     *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),

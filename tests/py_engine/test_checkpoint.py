@@ -15,8 +15,9 @@ from py_engine.ad.compile.tape import Tape
 from py_engine.ad.program import trace
 from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import Tensor
-from py_engine.errors import ConfigurationError, TraceError
+from py_engine.errors import ConfigurationError, InPlaceError, TraceError
 from py_engine.network import BatchNorm, Chain, Dense
+from py_engine.network.layers import update
 
 both = pytest.mark.parametrize("run", [lambda f: f, pe.compile], ids=["eager", "compiled"])
 
@@ -276,3 +277,22 @@ def test_running_statistics_in_a_checkpoint_are_updated_once():
     for name in ("batchnorm.running_mean", "batchnorm.running_var"):
         np.testing.assert_allclose(arrays[name], plain[name], rtol=1e-13)
     assert arrays["batchnorm.running_mean"].any()
+
+
+def test_updates_in_a_checkpoint_that_a_gradient_would_not_see_are_refused():
+    x = np.random.default_rng(1).standard_normal((8, 3))
+    chain = Chain(BatchNorm(3), dtype=np.float64)
+    twice = pe.checkpoint(lambda x: chain(x, training=True) - chain(2 * x, training=True))
+    with pytest.raises(ConfigurationError, match="calls a layer twice that updates its running statistics"):
+        pe.grad(lambda x: np.sum(twice(x)))(x)
+    assert not chain.parameters.arrays["batchnorm.running_mean"].any()
+
+    scale = Tensor(np.ones(3))
+
+    @pe.checkpoint
+    def scaled(x):
+        update(scale, 0.9 * scale)
+        return x * scale
+
+    with pytest.raises(InPlaceError):
+        pe.grad(lambda x: np.sum(scaled(x)))(x)

@@ -544,6 +544,7 @@ def test_dropout_is_off_in_evaluation_and_seeded_in_training(batch):
 def test_a_parameter_that_is_not_to_be_trained_is_refused(batch):
     chain = Chain(Dense(STEPS * FEATURES, 8), BatchNorm(8), Dense(8, CLASSES))
     trainer = Trainer(chain, batch_size=41, threads=1)
+    trainer.train_epoch(*batch)
     chain.parameters.tensors["dense.weight"].requires_grad = False
     before = chain.parameters.vector.copy()
     for call in (trainer.train_epoch, trainer.loss_and_gradients):

@@ -213,8 +213,9 @@ class Tape:
 
         Captured tensors may have other values, but in the array that they had when the tape was made.
         """
+        unchanged: set[object] = set()  # so that each array is compared once
         for watched in self.program.watched:
-            watched.check()
+            watched.check(unchanged)
         for x, array in self._read:
             if x.data is not array:
                 raise replaced(x)
@@ -578,7 +579,6 @@ def _dummy(x: Tensor) -> Array:
     return _without_memory(x.shape, x.dtype) if x.data is None else x.data
 
 
-@lru_cache(maxsize=1024)
 def replaced(x: Tensor) -> ReplayError:
     """Return the error for a captured tensor that was given another array."""
     what = x.name or f"a tensor of shape {x.shape}"
@@ -588,6 +588,7 @@ def replaced(x: Tensor) -> ReplayError:
     )
 
 
+@lru_cache(maxsize=1024)
 def _without_memory(shape: Shape, dtype: Any) -> Array:
     strides = [dtype.itemsize] * len(shape)
     for a in reversed(range(len(shape) - 1)):

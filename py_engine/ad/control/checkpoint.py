@@ -19,6 +19,7 @@ from py_engine.ad.state import LEVELS, STATE, collecting, entering, restoring, u
 from py_engine.ad.tensor import FLOATS, Node, Tensor
 from py_engine.ad.transforms import check_callable
 from py_engine.ad.vmap import batched_program
+from py_engine.errors import ConfigurationError
 
 Function = Callable[..., Any]
 
@@ -34,7 +35,7 @@ def checkpoint(function: Function) -> Function:
         function: takes positional arguments (arrays, tensors, containers of them) and returns tensors in containers.
 
     Raises:
-        ConfigurationError: `function` is not callable.
+        ConfigurationError: `function` is not callable, or calls a layer twice that updates its running statistics.
 
     Example:
         >>> block = checkpoint(lambda x: np.tanh(np.sin(x) * 2))
@@ -50,15 +51,14 @@ def checkpoint(function: Function) -> Function:
         if not STATE.grad_enabled:
             return function(*args, **kwargs)
         leaves, structure, level = *flatten(args), next(LEVELS)
+        updates: list[Any] = []
         given = [x for x in leaves if isinstance(x, Tensor)]
         if STATE.trace is None:
             # Eagerly, the ops inside work on separate tensors, whose graph is dropped at the end.
             own = [_alone(x, x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
-            # What layers update is read before by the ops inside: it is given its new values after them.
+            # The ops inside, and the backward pass, read what layers update: it is given its new values in the end.
             with collecting("updates") as updates, collecting_ops(grad_enabled=True) as nodes:
                 outputs, made = flatten(function(*unflatten(structure, own), **kwargs))
-            for parameter, value in updates:
-                update(parameter, value)
             inputs = [x for x in own if isinstance(x, Tensor)]
             results = [_alone(y) if isinstance(y, Tensor) else y for y in outputs]
         else:
@@ -76,6 +76,13 @@ def checkpoint(function: Function) -> Function:
             attrs = {"inside": inside, "of": next(_NUMBERS)}
             for i, y in zip(places, CHECKPOINT.apply_several((*values, *given, *captured), attrs), strict=True):
                 results[i] = y
+        if len({id(parameter) for parameter, _ in updates}) < len(updates):
+            raise ConfigurationError(
+                "checkpoint: the function calls a layer twice that updates its running statistics; put each call into a "
+                "separate checkpoint"
+            )
+        for parameter, value in updates:
+            update(parameter, value)
         return unflatten(made, results)
 
     return checkpointed
