@@ -78,8 +78,8 @@ def checkpoint(function: Function) -> Function:
                 results[i] = y
         if len({id(parameter) for parameter, _ in updates}) < len(updates):
             raise ConfigurationError(
-                "checkpoint: the function calls a layer twice that updates its running statistics; put each call into a "
-                "separate checkpoint"
+                "checkpoint: the function calls a layer twice that updates its running statistics; put each call into "
+                "a separate checkpoint"
             )
         for parameter, value in updates:
             update(parameter, value)
