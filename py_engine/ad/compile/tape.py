@@ -126,6 +126,7 @@ class Tape:
         if not techniques.views:
             program = _copy_views(program)
         self.program = program = _legalize_layouts(program)
+        self._watched = program.watched
         self.techniques = techniques
         self._leaves = leaves = _captured(program)
         self.captured = [
@@ -213,9 +214,10 @@ class Tape:
 
         Captured tensors may have other values, but in the array that they had when the tape was made.
         """
-        unchanged: set[object] = set()  # so that each array is compared once
-        for watched in self.program.watched:
-            watched.check(unchanged)
+        if self._watched:
+            unchanged: set[object] = set()  # so that each array is compared once
+            for watched in self._watched:
+                watched.check(unchanged)
         for x, array in self._read:
             if x.data is not array:
                 raise replaced(x)
