@@ -45,6 +45,13 @@ else
     waits_apart() = false
 end
 
+"""Whether one thread alone can run code. From 1.9 on `nthreads` leaves out threads for interactive work and foreign ones."""
+@static if isdefined(Threads, :maxthreadid)
+    has_one_thread() = Threads.maxthreadid() == 1
+else
+    has_one_thread() = Threads.nthreads() == 1
+end
+
 """`stack` is a function of Base from 1.9 on."""
 const HAS_STACK = isdefined(Base, :stack)
 

@@ -21,6 +21,10 @@ const VALUES = (0.0, -0.0, 0.3, -0.7, 1.0, -1.0, 2.5, -3.0, 1e7, -1e30, Inf, -In
     @test wrong[] == 0 && f(2.0) == 5 && g(2.0) == 12
 end
 
+@testset "a compiled function of numbers is one call's where another thread can run" begin
+    @test AD.Versions.has_one_thread() == (Threads.nthreads() == 1 && !AD.Versions.waits_apart())
+end
+
 @testset "straight-line code equals the tape for every elementwise op" begin
     names = sort!([name for (name, op) in AD.TABLE if op.elementwise])
     @test all(name -> AD.TABLE[name].scalar !== nothing, names)

@@ -55,6 +55,18 @@ end
     @test Float32 === eltype(compile(x -> branch(x[1] .> 0, x -> x, x -> 2 .* x, x))(Float32[1, 2]))
 end
 
+@testset "only the truth value depends on what is differentiated by; numbers take the type of the arrays beside them" begin
+    f(x) = branch(x[1], c -> sum(c), c -> -sum(c), [1.0, 2.0]) + sum(x)
+    for x in ([1.0, 0.0], [0.0, 3.0]), run in (identity, compile)
+        @test run(grad(f))(x) == [1, 1] && run(x -> jvp(f, (x,), ([1.0, 2.0],))[2])(x)[] == 3
+    end
+    @test hessian(f, [1.0, 0.0]) == hessian(f, [0.0, 3.0]) == zeros(2, 2)
+    weak(x) = branch(sum(x) .> 0, (x, s) -> x .* s, (x, s) -> x, x, 2.0)
+    for T in (Float32, Float64), x in (T[1, 2], T[-1, 2, -3])
+        @test compile(weak)(x) == value(weak(Constant(x))) && eltype(compile(weak)(x)) == T
+    end
+end
+
 @testset "what is wrong is named" begin
     for (call, kind, what) in (
         (x -> branch(x .> 0, sin, cos, x), ShapeError, "must be one truth value, got size (2,)"),

@@ -168,9 +168,33 @@ end
     end
 end
 
-@testset "no method is ambiguous with Base's" begin
-    found = filter(detect_ambiguities(Base, DualNumbers)) do pair
-        any(m -> m.module === DualNumbers, pair)
+"""A vector whose axis does not begin at 1."""
+struct Shifted <: AbstractVector{Float64}
+    data::Vector{Float64}
+end
+Base.axes(x::Shifted) = (Base.IdentityUnitRange(0:length(x.data)-1),)
+Base.size(x::Shifted) = size(x.data)
+Base.getindex(x::Shifted, i::Int) = x.data[i+1]
+Base.setindex!(x::Shifted, v, i::Int) = x.data[i+1] = v
+
+@testset "other axes are refused, and of nothing the value is the function's" begin
+    shifted = Shifted([1.0, 2.0, 3.0])
+    for call in (() -> forward_gradient(v -> sum(abs2, v), shifted), () -> forward_gradient!(shifted, v -> sum(abs2, v), ones(3)),
+            () -> forward_jacobian(v -> v .* 2, shifted))
+        @test error_of(call) isa ShapeError
     end
-    @test isempty(found) || (foreach(p -> @info("ambiguous", p[1], p[2]), found); false)
+    @test forward_gradient!(Float64[], prod, Float64[]) == 1.0 && forward_gradient!(Float64[], v -> 3.0 + sum(v), Float64[]) == 3.0
+end
+
+@testset "fma rounds once, as the function itself does" begin
+    f(v) = fma(v[1], v[1], -(v[1] * v[1]))
+    g = zeros(1)
+    @test forward_gradient!(g, f, [0.1]) == f([0.1]) != 0 && g == [0]
+    for h in (x -> fma(x, 2.0, 1.0), x -> fma(2.0, x, x), x -> fma(2.0, 3.0, x), x -> fma(x, x, 3.0), x -> fma(2.0, x, 1.0), x -> fma(x, 3.0, x))
+        for x in (0.1, 0.7, 1f0 / 3)
+            y, slope = forward_gradient!([0.0], v -> h(v[1]), [Float64(x)]), derivative(h, x)
+            @test y == h(Float64(x)) && isapprox(slope, (h(x + 1e-4) - h(x - 1e-4)) / 2e-4; rtol=1e-2)
+        end
+    end
+    @test derivative(x -> derivative(y -> fma(y, y, x * y), x), 0.5) ≈ 3
 end

@@ -230,3 +230,87 @@ end
     end
     @test grad(x -> sum(svdvals(x)))(x) == x == compile(grad(x -> sum(svdvals(x))))(x)
 end
+
+@testset "a dotted function computes with no whole array for each element, and with single numbers" begin
+    x, b = [0.0, 1.0, 3.0], 0.5
+    for (name, f) in (("sum", x -> sum(a -> sum(abs2, x .- a), x)), ("mean", x -> mean(a -> sum(x * a), x)),
+            ("maximum", x -> maximum(a -> sum(exp.(x .- a)), x)), ("dots", x -> sum((a -> sum(x .* a)).(x))),
+            ("an op", x -> sum((a -> sum(AD.MUL(x, a))).(x))), ("an array", x -> sum((a -> sum([1.0, 2.0, 3.0] .* (a .+ x))).(x))))
+        for run in (f -> f(Constant(x)), f -> grad(f)(x), f -> compile(f)(x), f -> jvp(f, (x,), (x,)))
+            error = error_of(() -> run(f))
+            @test (name, error isa TraceError && occursin("cannot compute with a whole array, of size (3,)", error.message)) == (name, true)
+        end
+    end
+    for (f, plainly) in ((s -> t -> (t + s) * t - s^2 + s^t, s -> t -> (t + s) * t - s^2 + s^t), (s -> t -> (t .+ s) ./ 2, s -> t -> (t + s) / 2),
+            (s -> t -> max(t, s) + atan(t, s) + AD.MUL(t, s), s -> t -> max(t, s) + atan(t, s) + t * s))
+        for run in (g -> g, compile)
+            @test value(run((x, s) -> sum(f(s).(x)))(Constant(x), Constant(b)))[] ≈ sum(plainly(b).(x))
+            g = run(grad((x, s) -> sum(f(s[1]).(x)); argnums=(1, 2)))(x, [b])
+            @test g[1] ≈ [derivative(plainly(b), t) for t in x] && g[2] ≈ [sum(derivative(s -> plainly(s)(t), b) for t in x)]
+        end
+    end
+end
+
+@testset "nested functions over elements are one another's, or refused" begin
+    x, s = [1.0, 2.0, 3.0], 2.0
+    for (name, f, what) in (("a product", x -> sum(a -> sum(b -> a * b, x), x), "the elements of another one"),
+            ("a difference", x -> sum(a -> sum(b -> abs(a - b), x), x), "the elements of another one"),
+            ("dots", x -> sum((a -> sum((b -> a + b).(x))).(x)), "the elements of another one"),
+            ("an op", x -> sum(a -> sum(b -> AD.MUL(a, b), x), x), "the elements of another one"),
+            ("vcat", x -> sum(a -> sum(vcat(a, x)), x), "an array that is joined"),
+            ("vcat of numbers", x -> sum(a -> sum(vcat(1.0, 2.0, a, x)), x), "an array that is joined"),
+            ("rows", x -> sum(a -> sum([a x[1]; x[2] a]), x), "an array that is joined"),
+            ("a whole array as the result", x -> sum(a -> 2 .* x, x), "a whole array, of size (3,)"))
+        for run in (f -> f(Constant(x)), f -> grad(f)(x), f -> compile(f)(x))
+            error = error_of(() -> run(f))
+            @test (name, error isa TraceError && occursin("cannot compute with $what", error.message)) == (name, true)
+        end
+    end
+    for f in (x -> sum(a -> a * sum(b -> b^2, x), x), x -> sum(a -> sum((b -> b^2 + a^0).(a)), x),
+            x -> sum(a -> a * derivative(b -> b^2 * a, a), x))
+        @test value(f(Constant(x)))[] ≈ f(x) && compile(f)(x) ≈ f(x)
+        @test grad(f)(x) ≈ [(f(x .+ 1e-6 .* (1:3 .== i)) - f(x .- 1e-6 .* (1:3 .== i))) / 2e-6 for i in 1:3] rtol = 1e-6
+    end
+    for f in ((s, x) -> sum((a -> sum(x .* a)).(s)), (s, x) -> sum((a -> sum(b -> a * b, x)).(s)))
+        @test value(f(Constant(s), Constant(x)))[] == f(s, x) == compile(f)(s, x)
+        @test grad(f)(s, x) == forward_gradient(s -> f(s[1], x), [s])[1]
+    end
+end
+
+@testset "correlations are 1 on the diagonal, between -1 and 1, and condition numbers of zero matrices infinite" begin
+    still = [1.0 5.0; 2.0 5.0; 4.0 5.0]
+    for run in (f -> x -> value(f(Constant(x))), compile)
+        @test isequal(run(cor)(still), [1.0 NaN; NaN 1.0]) && isequal(run(cor)(zeros(0, 2)), [1.0 NaN; NaN 1.0])
+        @test all(abs.(run(x -> cor(x, 2 .* x))(drawn(50, 3))) .<= 1)
+        @test run(cond)(zeros(2, 2))[] == Inf && run(cond)([2.0 0.0; 0.0 0.5])[] ≈ 4
+    end
+    @test value(cor(Constant([1.0, 2.0])))[] == value(cor(Constant(Float64[])))[] == 1
+    @test grad(x -> sum(cor(x)))([1.0 2.0; 2.0 5.0; 4.0 4.0]) ≈ grad(x -> 2cor(x[:, 1], x[:, 2]))([1.0 2.0; 2.0 5.0; 4.0 4.0])
+end
+
+@testset "several arrays and numbers before the first tensor" begin
+    x, r = [3.0, 4.0], 0.5
+    for (name, f) in (("vcat", x -> vcat([1.0], [2.0], x)), ("vcat of numbers", x -> vcat(1, 2.0, [3.0], x, 5)), ("hcat", x -> hcat([1.0, 2.0], [2, 3], x)),
+            ("cat", x -> cat([1.0], [2.0], x; dims=1)), ("literal", x -> [1.0; 2.0; x]), ("rows", x -> [1.0 x[1]; x[2] 1.0]),
+            ("rows of numbers", x -> [1 2; x[1] x[2]]), ("a rotation", x -> [1 0 0; 0 x[1] x[2]; 0 x[2] x[1]]), ("rows of arrays", x -> [[1.0, 2.0] [3.0, 4.0]; [5.0, 6.0] x]))
+        expected = f(x)
+        for run in (f -> x -> value(f(Constant(x))), compile)
+            @test (name, run(f)(x)) == (name, expected)
+        end
+        @test (name, jacobian(x -> reshape(f(x), :), x)) == (name, hcat((vec(f(x + e)) - vec(expected) for e in ([1.0, 0.0], [0.0, 1.0]))...))
+    end
+    for f in (x -> vcat(1, 2.0, x, 3), x -> hcat(1, 2.0, x[1]), x -> [1 2.0; x[1] 3.0])
+        @test value(f(Constant(Float32[3, 4]))) == f(Float32[3, 4]) && eltype(compile(f)(Float32[3, 4])) == Float32
+    end
+end
+
+@testset "an integer zero in a compiled function, the order of scalar tensors, and a power of 0 near 0" begin
+    found = compile((x, i) -> (sum(x), zero(i)))([1.0], [1, 2])
+    @test found == (1.0, [0, 0])
+    @test isless(Constant(1.0), Constant(NaN)) && isless(Constant(-0.0), Constant(0.0)) && !isless(Constant(NaN), 1.0) && isless(1.0, Constant(2.0))
+    @test isequal(value.(sort([Constant(fill(v)) for v in (NaN, 2.0, -1.0)])), fill.([-1.0, 2.0, NaN]))
+    for x in (Float32[1f-40, 0, -1, NaN, Inf], [5e-324, 0.0, -1.0, NaN, Inf]), run in (identity, compile)
+        @test run(grad(x -> sum(x .^ 0)))(x) == zero(x) && run(t -> jvp(t -> t .^ 0, (t,), (ones(eltype(x), 5),))[2])(x) == zero(x)
+        @test run(grad(x -> sum(grad(x -> sum(x .^ 0))(x))))(x) == zero(x)
+    end
+end

@@ -88,6 +88,37 @@ end
     @test value(Chain(Dropout(0.25; seed=3); dtype=Float64)(x; training=true)) == once
 end
 
+struct Held <: NETWORK.Layer
+    first::Dropout
+    others::Vector{Dropout}
+end
+NETWORK.output_size(::Held, input::Vector{Int}) = [3 * input[1]]
+NETWORK.forward(layer::Held, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
+    cat((NETWORK.forward(d, x, parameters, training) for d in (layer.first, layer.others...))...; dims=1)
+
+struct Sparse <: NETWORK.Layer
+    others::Vector{Matrix{Float64}}
+end
+
+@testset "dropout layers that a layer holds draw different masks, from streams that a trainer resumes" begin
+    held() = Held(Dropout(0.5), [Dropout(0.5), Dropout(0.5)])
+    masks = value(Chain(held(); dtype=Float64)(ones(40, 3); training=true))
+    @test length(unique(masks[i:i+39, :] for i in (1, 41, 81))) == 3
+    @test value(Chain(held(); dtype=Float64)(ones(40, 3); training=true)) == masks
+    shared = Dropout(0.5)
+    @test length(NETWORK.dropouts(NETWORK.Layer[Held(shared, [shared]), shared])) == 1
+
+    @test NETWORK.dropouts(NETWORK.Layer[Sparse(Vector{Matrix{Float64}}(undef, 4))]) == []
+
+    new() = Trainer(Chain(Dense(4 => 6), held(), Dense(18 => 3)); batch_size=5, threads=1)
+    x, y = randn(MersenneTwister(1), Float32, 4, 20), rand(MersenneTwister(2), 1:3, 20)
+    trainer, other = new(), new()
+    train_epoch!(trainer, x, y)
+    other.vector .= trainer.vector
+    NETWORK.load_state!(other, NETWORK.training_state(trainer))
+    @test train_epoch!(trainer, x, y) == train_epoch!(other, x, y)
+end
+
 @testset "a chain's ids, parameters and edits" begin
     chain = Chain(Reshape(196, 4), RNN(196 => 64), Dense(64 => 32, relu), Dense(32 => 10); seed=5)
     @test chain.ids == ["reshape", "rnn", "dense", "dense2"]

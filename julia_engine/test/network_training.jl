@@ -868,6 +868,24 @@ end
     @test trainer.vector == other.vector && NETWORK.training_state(trainer) == NETWORK.training_state(other)
 end
 
+@testset "two trainers of one chain that are made before either trains draw different masks" begin
+    x, y, order = problem()
+    chain = Chain(Dense(12 => 16, relu), Dropout(0.5), Dense(16 => 3))
+    first, second = (Trainer(chain; batch_size=20, threads=1) for _ in 1:2)
+    before = copy(chain.parameters.vector)
+    losses = train_epoch!(first, x, y, order)
+    chain.parameters.vector .= before
+    @test train_epoch!(second, x, y, order) != losses
+end
+
+@testset "a trainer keeps what it was made with" begin
+    trainer = Trainer(model(); batch_size=10, threads=1)
+    for name in (:chain, :loss, :optimizer, :batch_size, :threads, :accumulate, :techniques)
+        found = error_of(() -> setproperty!(trainer, name, getproperty(trainer, name)))
+        @test found isa ConfigurationError && occursin("keeps the $name that it was made with", found.message)
+    end
+end
+
 @testset "a copy of a trainer continues with the streams of its dropout layers" begin
     x, y, order = problem()
     trainer = Trainer(Chain(Dense(12 => 16, relu), Dropout(0.5), Dense(16 => 3)); batch_size=20, threads=1)

@@ -332,12 +332,17 @@ Base.:^(::Irrational{:ℯ}, v::Dual) = exp(v)
     return chained(u, Base.literal_pow(^, a, Val(P)), P * Base.literal_pow(^, a, Val(P - 1)))
 end
 
-@inline Base.fma(a::Dual, b::Dual, c::Dual) = a * b + c
+@inline at_level(::Val{L}, x::Dual{N,T,L}) where {N,T,L} = x.value
+@inline at_level(::Val, x::Real) = x
+"""`y`, which is `a * b + c` rounded twice, with the value that is rounded once."""
+@inline rounded_once(y::Dual{N,T,L,P}, a, b, c) where {N,T,L,P} =
+    Dual{N,T,L,P}(convert(T, fma(at_level(Val(L), a), at_level(Val(L), b), at_level(Val(L), c))), y.moves)
+@inline Base.fma(a::Dual, b::Dual, c::Dual) = rounded_once(a * b + c, a, b, c)
 @inline Base.muladd(a::Dual, b::Dual, c::Dual) = a * b + c
 for (A, B, C) in ((:Dual, :Dual, :Plain), (:Dual, :Plain, :Dual), (:Plain, :Dual, :Dual), (:Dual, :Plain, :Plain),
     (:Plain, :Dual, :Plain), (:Plain, :Plain, :Dual))
     @eval @inline Base.muladd(a::$A, b::$B, c::$C) = a * b + c
-    @eval @inline Base.fma(a::$A, b::$B, c::$C) = a * b + c
+    @eval @inline Base.fma(a::$A, b::$B, c::$C) = rounded_once(a * b + c, a, b, c)
 end
 
 @inline function Base.clamp(x::Dual, low::Real, high::Real)
@@ -529,6 +534,7 @@ buffers_of(::Val{0}, ::Val, x::AbstractArray) = throw(NotDifferentiableError("fo
     "need no buffers; call forward_gradient(f, x) or forward_jacobian(f, x)"))
 
 function buffers_of(::Val{L}, ::Val{N}, x::AbstractArray) where {L,N}
+    AD.check_indices(x)
     T = float(eltype(x))
     seeded = memory_like(x, dual_type(Val(N), T, Val(L)))
     return ForwardBuffers{N,T,L,typeof(seeded)}(seeded)
@@ -569,9 +575,11 @@ Write the gradient of `f` at `x` into `g` and return the value of `f`. Allocates
 """
 function forward_gradient!(g::AbstractArray, f::F, x::AbstractArray, buffers::ForwardBuffers{N,T,L}=ForwardBuffers(f, x)) where {F,N,T,L}
     length(g) == length(x) || throw(ShapeError("forward_gradient!: expected memory for $(length(x)) derivatives, got $(size(g))"))
+    AD.check_indices(g)
     seeded = buffers.seeded
     check_buffers(buffers, x)
     hold!(seeded, x)
+    isempty(x) && return primal_at(Val(L), number(Val(L), f(seeded)))
     value = zero(T)
     for first in 1:N:length(x)
         last = min(first + N - 1, length(x))
@@ -667,6 +675,7 @@ Write the derivatives of all elements of the array `f(x)` (rows) by all elements
 return it. Allocates nothing when `buffers` are given, unless `f` does.
 """
 function forward_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::ForwardBuffers{N,T,L}=ForwardBuffers(f, x)) where {F,N,T,L}
+    AD.check_indices(J)
     seeded = buffers.seeded
     check_buffers(buffers, x)
     hold!(seeded, x)

@@ -1,7 +1,7 @@
 # Whole matrices of derivatives, and products with the matrix of second ones.
 
 """
-    jacobian(f, x; mode=nothing)
+    jacobian(f, x; mode=nothing, chunk=nothing)
 
 The derivatives of all elements of `f(x)` (rows) by all elements of `x` (columns), in the order of memory, as a matrix. For
 containers: one like the result whose leaves are ones like `x`, of a matrix each.

@@ -21,7 +21,7 @@ ones_like(x) = 1
 
 """The derivative of a function of one number, for each element of a tensor."""
 derivative_of_elements(@nospecialize(f), x::Elements) = Elements(as_tensor(
-    pushed("derivative", t -> as_tensor(f(Elements(t))), (x.tensor,), (ones_like(x.tensor),))[2]))
+    pushed("derivative", t -> as_tensor(f(Elements(t, x.run))), (x.tensor,), (ones_like(x.tensor),))[2]), x.run)
 
 """What [`forward_gradient`](@ref) returns, by the ops' forward-mode rules."""
 function forward_gradient_by_ops(@nospecialize(f), @nospecialize(x))
@@ -111,6 +111,6 @@ end
 
 # A function of one number that is dotted over a tensor, and holds a dual number.
 for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=)
-    @eval Base.$f(a::Elements, b::Dual) = Elements(DOTTED[$f](a.tensor, b))
-    @eval Base.$f(a::Dual, b::Elements) = Elements(DOTTED[$f](a, b.tensor))
+    @eval Base.$f(a::Elements, b::Dual) = of_elements(DOTTED[$f], (a, b))
+    @eval Base.$f(a::Dual, b::Elements) = of_elements(DOTTED[$f], (a, b))
 end

@@ -172,6 +172,7 @@ function (op::Op)(@nospecialize(operands...))
     n = length(op.overwrites)  # of an elementwise op, all operands
     op.elementwise && n > 0 && length(operands) != n &&
         throw(ShapeError("$(op.name): expected $n operand$(n == 1 ? "" : "s"), got $(length(operands))"))
+    any(x -> x isa Elements, operands) && return of_elements(op, operands)
     return apply(op, as_tensors(operands), NO_ATTRS)
 end
 

@@ -54,6 +54,7 @@ function dotted(@nospecialize(f), @nospecialize(args::Tuple))
         a = args[i]
         operands[i] = a isa Tensor ? a : plain(a)
     end
+    any(x -> x isa Elements, operands) && return of_elements((xs...) -> dotted(f, xs), operands)
     f === Base.literal_pow && return elementwise_power(operands[2], value_of(operands[3]))
     stand_in = get(DOTTED, f, nothing)
     stand_in === nothing && return generic(f, operands)
@@ -66,11 +67,15 @@ plain(x::Tuple) = collect(x)
 plain(x) = x
 value_of(::Val{P}) where {P} = P
 
+"""How many functions have been dotted over tensors."""
+const RUNS = Threads.Atomic{Int}(1)
+
 function generic(@nospecialize(f), operands::Vector{Any})
     parentmodule(f) in (Base, Core, Base.Math) && no_op(f)
     # A function of the user's own, such as x -> x^2 + sin(x): run it once, on numbers that stand for all elements.
+    run = Threads.atomic_add!(RUNS, 1)
     result = try
-        f((x isa Tensor || x isa AbstractArray ? Elements(as_tensor(x)) : x for x in operands)...)
+        f((x isa Tensor || x isa AbstractArray ? Elements(as_tensor(x), run) : x for x in operands)...)
     catch error
         error isa MethodError && no_op(error.f)
         error isa StackOverflowError && no_op(f)
@@ -81,6 +86,7 @@ function generic(@nospecialize(f), operands::Vector{Any})
     # It may not depend on all operands, whose sizes the result has all the same.
     arrays = Tensor[as_tensor(x) for x in operands if x isa Tensor || x isa AbstractArray]
     floats = filter(x -> x.eltype <: AbstractFloat, arrays)
+    is_array(result) && any(is_array, arrays) && throw(once_for_all("a whole array, of size $(size(result)),"))
     found = result isa Elements ? result.tensor : result isa Real && !isempty(floats) ? literal(floats[1].eltype, result) : as_tensor(result)
     return spread_to(found, broadcast_dims(push!(arrays, found)))
 end
@@ -91,21 +97,39 @@ no_op(@nospecialize(f)) = throw(NotDifferentiableError(
 """A tensor that behaves like a number, so that a scalar function can be dotted over it: `(x -> x^2 + 1).(t)`."""
 struct Elements <: Real
     tensor::Tensor
-    Elements(tensor::Tensor) = new(tensor)  # of nothing else: Base converts to other numbers by their constructors
+    run::Int  # of the dotted function that it is an argument of; those of different runs are not elements of one array
+    Elements(tensor::Tensor, run::Int) = new(tensor, run)  # of nothing else: Base converts to other numbers by their constructors
 end
 Tensor(x::Elements) = x.tensor
-whole(x::Elements) = x.tensor
-whole(x::Real) = x
+
+"""A function of tensors applied to elements, and to single numbers beside them that a dotted function captures."""
+function of_elements(@nospecialize(f), @nospecialize(operands))
+    run = 0
+    for x in operands
+        x isa Elements && ndims(x.tensor) > 0 || continue
+        run in (0, x.run) || throw(once_for_all("the elements of another one"))
+        run = x.run
+    end
+    y = f((x isa Elements ? x.tensor : x for x in operands)...)
+    arrays = filter(is_array, collect(Any, operands))
+    isempty(arrays) && return Elements(as_tensor(y), run)
+    run == 0 || throw(once_for_all("a whole array, of size $(size(arrays[1])),"))
+    return y  # of single numbers: the function is called as Julia does it
+end
+
+is_array(@nospecialize(x)) = (x isa Tensor || x isa AbstractArray) && ndims(x) > 0
+once_for_all(what::String) = TraceError("a function that is dotted over a tensor, or given to sum, mean and the like, runs once for " *
+    "all elements, so that it cannot compute with $what for each of them; broadcast over another axis, or use vmap")
 for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=, :atan, :hypot, :fld, :mod, :rem)
-    @eval Base.$f(a::Elements, b::Elements) = Elements(DOTTED[$f](a.tensor, b.tensor))
+    @eval Base.$f(a::Elements, b::Elements) = of_elements(DOTTED[$f], (a, b))
     for T in (:AbstractFloat, :Integer, :Rational)  # one by one: fewer, wider methods would be ambiguous with Base's
-        @eval Base.$f(a::Elements, b::$T) = Elements(DOTTED[$f](a.tensor, b))
-        @eval Base.$f(a::$T, b::Elements) = Elements(DOTTED[$f](a, b.tensor))
+        @eval Base.$f(a::Elements, b::$T) = of_elements(DOTTED[$f], (a, b))
+        @eval Base.$f(a::$T, b::Elements) = of_elements(DOTTED[$f], (a, b))
     end
 end
-Base.:-(a::Elements) = Elements(DOTTED[-](a.tensor))
+Base.:-(a::Elements) = of_elements(DOTTED[-], (a,))
 @static if Versions.IFELSE_TAKES_METHODS
-    Base.ifelse(c::Elements, a::Real, b::Real) = Elements(choose(whole(c), whole(a), whole(b)))
+    Base.ifelse(c::Elements, a::Real, b::Real) = of_elements(choose, (c, a, b))
 end
-Base.literal_pow(::typeof(^), a::Elements, ::Val{P}) where {P} = Elements(elementwise_power(a.tensor, P))
+Base.literal_pow(::typeof(^), a::Elements, ::Val{P}) where {P} = of_elements(x -> elementwise_power(x, P), (a,))
 Base.promote_rule(::Type{Elements}, ::Type{<:Real}) = Elements

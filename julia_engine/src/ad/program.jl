@@ -242,7 +242,7 @@ function simplify(program::Program)
 end
 
 literal_bits(x::Tensor) = x.eltype === Float32 ? UInt(reinterpret(UInt32, item(x)::Float32)) :
-    reinterpret(UInt, item(x)::Float64)
+    x.eltype === Float64 ? reinterpret(UInt, item(x)::Float64) : reinterpret(UInt, item(x)::Int64)
 
 """What an op is applied to, in numbers: equal for ops that compute the same."""
 function fingerprint(op::Op, inputs::Vector{Tensor}, attrs::Attributes)

@@ -40,7 +40,7 @@ end
 function new_chain(seed::Int, ids::Vector{String}, added::Vector{Layer}, dtype::DataType, vector::Union{Nothing,Vector})
     if vector !== nothing  # somebody else's memory, with values in it
         eltype(vector) === dtype || throw(ConfigurationError("a vector of $(eltype(vector)) for a model of $dtype"))
-        return Chain(seed, ids, added, Parameters(layout_of(ids, added), vector))
+        return placed!(Chain(seed, ids, added, Parameters(layout_of(ids, added), vector)))
     end
     chain = Chain(seed, String[], Layer[], Parameters(layout_of(String[], Layer[]), dtype))
     become!(chain, ids, added)
@@ -255,6 +255,14 @@ function become!(chain::Chain, ids::Vector{String}, layers::Vector{Layer})
         haskey(old, name) ? (array .= old[name]) : initialise!(array, spec, stream(chain.seed, name))
     end
     chain.ids, chain.layers, chain.parameters = ids, layers, new
+    return placed!(chain)
+end
+
+"""Let the dropout layers know their places, from which they have different streams."""
+function placed!(chain::Chain)
+    for (place, layer) in dropouts(chain.layers)
+        layer.place = place
+    end
     return chain
 end
 

@@ -20,19 +20,26 @@ time.
 """
 mutable struct DropoutStreams
     layers::Vector{Dropout}
-    calls::Vector{Int}  # of each layer before: another trainer of the same chain has used streams of these numbers
+    # Of each layer before the first step was traced: another trainer of the same chain has used streams of these numbers.
+    calls::Vector{Int}
     of_step::Dict{Tuple{Int,Int},Vector{Vector{Tuple{String,Generator}}}}  # for each layer, with their scopes
     trained::Vector{Tuple{Int,Int}}
     rows::Vector{Matrix{Int64}}  # for each layer of a state, as columns; where a generator draws, it has the position
     drawing::Vector{Dict{Int,Generator}}  # for each layer: the generator that draws for a row
 end
-DropoutStreams(layers::Vector{Dropout}) = DropoutStreams(layers, Int[layer.calls for layer in layers],
+DropoutStreams(layers::Vector{Dropout}) = DropoutStreams(layers, Int[],
     Dict{Tuple{Int,Int},Vector{Vector{Tuple{String,Generator}}}}(), Tuple{Int,Int}[],
     Matrix{Int64}[zeros(Int64, STREAM_NUMBERS, 0) for _ in layers],
     Dict{Int,Generator}[Dict{Int,Generator}() for _ in layers])
 
 """Forget what others have traced."""
-forget_traced!(streams::DropoutStreams) = foreach(layer -> empty!(layer.traced), streams.layers)
+function forget_traced!(streams::DropoutStreams)
+    isempty(streams.calls) && append!(streams.calls, calls_of(streams))
+    foreach(layer -> empty!(layer.traced), streams.layers)
+    return nothing
+end
+
+calls_of(streams::DropoutStreams) = isempty(streams.calls) ? Int[layer.calls for layer in streams.layers] : streams.calls
 
 """Take over the streams of a step that has just been traced; they resume where the state has them."""
 function keep_traced!(streams::DropoutStreams, step::Tuple{Int,Int})
@@ -43,7 +50,7 @@ end
 
 """
 Let the streams of this step be in the state from now on; those that are not yet begin. Their numbers follow those in
-the state: how often the layer was called for other reasons changes nothing.
+the state: how often the layer was called for other reasons since the first step was traced changes nothing.
 """
 function trains!(streams::DropoutStreams, step::Tuple{Int,Int})
     isempty(streams.layers) && return nothing
@@ -97,8 +104,8 @@ Let the streams resume from such states; a step that trains later resumes from i
 are of an older version, which has the positions alone.
 """
 function load_streams!(streams::DropoutStreams, states::Vector{Vector{Int64}}, steps::Bool=true)
-    streams.rows = Matrix{Int64}[steps ? reshape(copy(state), STREAM_NUMBERS, :) : with_steps(state, streams.calls[i])
-                                 for (i, state) in enumerate(states)]
+    streams.rows = Matrix{Int64}[steps ? reshape(copy(state), STREAM_NUMBERS, :) : with_steps(state, calls)
+                                 for (state, calls) in zip(states, calls_of(streams))]
     detach!(streams)
     foreach(step -> resume!(streams, step), keys(streams.of_step))
     return nothing

@@ -19,6 +19,7 @@ function read_inputs!(chain::Chain, inputs::Dict{String,Vector{String}})
     for name in keys(inputs)
         name in chain.ids || throw(ConfigurationError("inputs: there is no layer \"$name\"; there are: $(join(chain.ids, ", "))"))
     end
+    INPUT in chain.ids && throw(ConfigurationError("a layer of a graph can't be called \"$INPUT\": that is the graph's input"))
     known = String[INPUT]
     for id in chain.ids
         for name in get(inputs, id, String[])

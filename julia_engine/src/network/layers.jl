@@ -416,12 +416,14 @@ read_layer(::Type{Activation}, line::Line, input::Vector{Int}) =
 In training, zero each element with probability `rate` and divide the others by 1 - rate; else nothing.
 
 Every call in training, and so every traced copy, draws from a separate stream, decided by `seed`, the layer's name in its
-chain, the number of calls before and the process's rank: two layers, threads or processes never share one.
+chain, the number of calls before and the process's rank: two layers, threads or processes never share one. A layer that
+holds others may call it: it is known there by the field that it is in.
 """
 mutable struct Dropout <: Layer
     rate::Float64
     seed::Int
     name::Union{Nothing,String}
+    place::String  # in a layer of the chain that holds it, such as "dropout" or "blocks.1.dropout"; the chain sets it
     rank::Int  # which of the processes that train together this is; the trainer sets it
     calls::Int
     traced::Vector{Tuple{String,Generator}}  # of the copies traced last the scope and the stream, which a trainer takes over
@@ -431,7 +433,7 @@ function Dropout(@nospecialize(rate); seed=0, name=nothing)
     rate isa Real && !(rate isa Bool) && 0 <= rate < 1 ||
         throw(ConfigurationError("Dropout: rate must be a number >= 0 and < 1, got $(repr(rate))"))
     check_seed(seed)
-    return Dropout(Float64(rate), Int(seed), checked_name(name), 0, 0, Tuple{String,Generator}[])
+    return Dropout(Float64(rate), Int(seed), checked_name(name), "", 0, 0, Tuple{String,Generator}[])
 end
 
 output_size(layer::Dropout, input::Vector{Int}) = input
@@ -446,8 +448,39 @@ end
 
 """The stream of this number of the layer in this place of a chain."""
 new_stream(layer::Dropout, scope::String, number::Int) =
-    Generator(rand(stream(layer.seed, "$scope/$number$(layer.rank == 0 ? "" : "/$(layer.rank)")"), Int64))
+    Generator(rand(stream(layer.seed, string(scope, isempty(layer.place) ? "" : ".$(layer.place)", "/", number,
+        layer.rank == 0 ? "" : "/$(layer.rank)")), Int64))
 Base.show(io::IO, layer::Dropout) = print(io, "Dropout(", layer.rate, ")")
+
+"""The dropout layers among these and in what they hold, each with its place there."""
+function dropouts(layers::Vector{Layer})
+    found = Pair{String,Dropout}[]
+    seen = Base.IdSet{Any}()
+    for layer in layers
+        find_dropouts!(found, seen, layer, "")
+    end
+    return found
+end
+
+function find_dropouts!(found::Vector{Pair{String,Dropout}}, seen::Base.IdSet{Any}, @nospecialize(value), place::String)
+    value isa Union{Layer,Tuple,NamedTuple,AbstractVector,AbstractDict} && !(value in seen) || return nothing
+    push!(seen, value)
+    if value isa Dropout
+        push!(found, place => value)
+    elseif value isa Layer
+        for name in fieldnames(typeof(value))
+            isdefined(value, name) && find_dropouts!(found, seen, getfield(value, name), within(place, name))
+        end
+    elseif !(eltype(value) <: Union{Number,AbstractString})
+        for name in keys(value)
+            value isa AbstractArray && !isassigned(value, name) && continue
+            find_dropouts!(found, seen, value[name], within(place, name))
+        end
+    end
+    return nothing
+end
+
+within(place::String, @nospecialize(name)) = isempty(place) ? string(name) : "$place.$name"
 
 LAYERS["dropout"] = Dropout
 read_layer(::Type{Dropout}, line::Line, input::Vector{Int}) =

@@ -71,6 +71,13 @@ end
 
 AD.watched_parts(trainer::Trainer) = (trainer.chain,)
 
+@inline function Base.setproperty!(trainer::Trainer, name::Symbol, value)
+    name === :chain || name === :loss || name === :optimizer || name === :batch_size || name === :threads ||
+        name === :accumulate || name === :techniques ||
+        return setfield!(trainer, name, convert(fieldtype(typeof(trainer), name), value))
+    throw(ConfigurationError("a trainer keeps the $name that it was made with; make a new one"))
+end
+
 function Trainer(chain::Chain; loss="softmax_cross_entropy", optimizer::Optimizer=SGD(0.01), batch_size=100,
         threads=Threads.nthreads(), accumulate=1, techniques::Techniques=Techniques(),
         communicator::Union{Nothing,Communicator}=nothing)
@@ -367,7 +374,8 @@ end
 """
     threads_decided(trainer)
 
-Whether it is known what the threads do in the step of a whole mini-batch, as is tried in the first ones.
+Whether it is known what the threads do in the step of a whole mini-batch, as is tried in the first ones. True also before the
+first step, and where nothing is tried.
 """
 function threads_decided(trainer::Trainer)
     trials = trials_known(trainer)
@@ -402,7 +410,7 @@ function training_state(trainer::Trainer)
     return (numbers=numbers, first=copy(trainer.state.first), second=copy(trainer.state.second), total=copy(trainer.total))
 end
 
-dropouts(chain::Chain) = Dropout[layer for layer in chain.layers if layer isa Dropout]
+dropouts(chain::Chain) = Dropout[layer for (_, layer) in dropouts(chain.layers)]
 
 """
     load_state!(trainer, state)

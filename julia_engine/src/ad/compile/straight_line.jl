@@ -71,7 +71,7 @@ end
 
 """Run the code on numbers, and return what `read(code)` makes of its results before another call can write over them."""
 @inline function after_run(read, code::Straight, numbers::Tuple)
-    Threads.nthreads() == 1 || return after_run_alone(read, code, numbers)
+    Versions.has_one_thread() || return after_run_alone(read, code, numbers)
     run!(code, numbers)
     return read(code)
 end

@@ -55,6 +55,7 @@ end
 function cond_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, inputs::Vector{Tensor}, needs_grad::Vector{Bool})
     given = Int[k for (k, g) in enumerate(cotangents) if g !== nothing]
     wanted = Int[i for i in 2:length(inputs) if needs_grad[i]]
+    isempty(wanted) && return Vector{Any}(nothing, length(inputs))  # only the truth value depends on what is differentiated by
     programs = map((node.attrs.branches::Branches).programs) do program
         (own, outputs), nodes = nested_trace() do
             here = symbols(program)
@@ -74,6 +75,7 @@ end
 
 function cond_jvp(t, results, inputs, attrs)
     moving = Int[i for i in 2:length(inputs) if t[i] !== nothing]
+    isempty(moving) && return fill(nothing, length(results))
     programs = map((attrs.branches::Branches).programs) do program
         (own, outputs), nodes = nested_trace() do
             here = symbols(program)
@@ -112,7 +114,9 @@ function branch(holds, f, g, args...)
     chosen = truth_value("branch: the first argument", holds)
     tensors = any(x -> x isa Tensor && x.data === nothing, Any[leaves; chosen])
     state().symbolic || tensors || return (item(chosen) != 0 ? f : g)(args...)
-    operands = Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : as_tensor(x) for x in leaves]
+    beside = any(x -> x isa Union{Tensor,AbstractArray}, leaves)  # whose float type a number takes, as it does eagerly
+    operands = Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) :
+        x isa Real && beside ? as_tensor(x, float_type(leaves)) : as_tensor(x) for x in leaves]
     (no, returned), (yes, other) = traced_branch(g, operands, structure), traced_branch(f, operands, structure)
     other == returned || throw(ShapeError("branch: the first function returns $other, the second one $returned"))
     for (a, b, place) in zip(yes[1].outputs, no[1].outputs, paths(returned))

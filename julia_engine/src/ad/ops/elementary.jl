@@ -30,7 +30,8 @@ function folded(op::Op, @nospecialize(operands))
 end
 
 function pow_base(y, x, p)
-    if p.literal && !(item(p) in (0, 1))
+    p.literal && item(p) == 0 && return zeros_of(x)
+    if p.literal && item(p) != 1
         item(p) == 0.5 && return DIV(0.5, y)
         return MUL(p, item(p) == 2 ? x : elementwise_power(x, item(p) - 1))
     end
@@ -67,7 +68,7 @@ DOTTED[^] = (x, p) -> elementwise_power(x, p)
 
 """x .^ p, by the cheapest op that gives it."""
 function elementwise_power(@nospecialize(x), @nospecialize(p))
-    if p isa Real && x isa Tensor && !(p isa DualNumber)
+    if p isa Real && x isa Tensor && !(p isa Union{DualNumber,Elements})
         p == 1 && return x
         p == 2 && return SQUARE(x)
         p == -1 && return RECIPROCAL(x)
@@ -272,21 +273,21 @@ Base.:!(x::Tensor) = one_truth("!", x) && LOGICAL_NOT(x)
 for (f, op) in ((:&, :LOGICAL_AND), (:|, :LOGICAL_OR))
     @eval Base.$f(a::Tensor, b::Union{Tensor,Bool}) = one_truth($(string(f)), a, b) && $op(a, b)
     @eval Base.$f(a::Bool, b::Tensor) = one_truth($(string(f)), a, b) && $op(a, b)
-    @eval Base.$f(a::Elements, b::Union{Elements,Bool}) = Elements($op(whole(a), whole(b)))
-    @eval Base.$f(a::Bool, b::Elements) = Elements($op(a, b.tensor))
+    @eval Base.$f(a::Elements, b::Union{Elements,Bool}) = of_elements($op, (a, b))
+    @eval Base.$f(a::Bool, b::Elements) = of_elements($op, (a, b))
 end
-Base.:!(a::Elements) = Elements(LOGICAL_NOT(a.tensor))
+Base.:!(a::Elements) = of_elements(LOGICAL_NOT, (a,))
 one_truth(name, operands...) = all(is_scalar, operands) ||
     throw(ShapeError("$name: expected single truth values, got arrays; use .$name"))
 for (f, op) in ((:isnan, :ISNAN), (:isfinite, :ISFINITE), (:isinf, :ISINF))
     @eval Base.$f(x::Tensor) = is_scalar(x) ? $f(item(x)) :
         throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
-    @eval Base.$f(x::Elements) = Elements($op(x.tensor))
+    @eval Base.$f(x::Elements) = of_elements($op, (x,))
 end
 for f in (:floor, :ceil, :round, :trunc)
     @eval Base.$f(x::Tensor; kinds...) = is_scalar(x) ? (refuse_keywords($(string(f)), kinds); DOTTED[$f](x)) :
         throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
-    @eval Base.$f(x::Elements; kinds...) = (refuse_keywords($(string(f)), kinds); Elements(DOTTED[$f](x.tensor)))
+    @eval Base.$f(x::Elements; kinds...) = (refuse_keywords($(string(f)), kinds); of_elements(DOTTED[$f], (x,)))
     @eval Base.$f(::Type{T}, x::Tensor) where {T<:Integer} = $f(T, item(x))
 end
 Base.round(x::Union{Tensor,Elements}, mode::RoundingMode; kinds...) = mode === RoundNearest ? round(x; kinds...) :
@@ -302,7 +303,7 @@ end
 # Elementary functions on elements, and Julia's own on tensors without dimensions, as on numbers.
 for op in collect(values(TABLE)), f in op.functions
     length(op.overwrites) == 1 && (op === SIGN || !op.constant) || continue
-    @eval (::$(typeof(f)))(x::Elements) = Elements(DOTTED[$f](x.tensor))
+    @eval (::$(typeof(f)))(x::Elements) = of_elements(DOTTED[$f], (x,))
     parentmodule(f) === @__MODULE__() || f === inv || @eval (::$(typeof(f)))(x::Tensor) = is_scalar(x) ? DOTTED[$f](x) :
         throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
 end
@@ -331,8 +332,8 @@ for (f, op) in ((:max, :MAXIMUM), (:min, :MINIMUM), (:atan, :ARCTAN2), (:hypot, 
     @eval $(Symbol(f, :_of_numbers))(a, b) = is_scalar(a) && is_scalar(b) ? $op(a, b) :
         throw(ShapeError($("$f: expected numbers, got arrays; use $f.(a, b)")))
 end
-Base.isless(a::Tensor, b::Scalar) = item(a) < value_or(b)
-Base.isless(a::Real, b::Tensor) = a < item(b)
+Base.isless(a::Tensor, b::Scalar) = isless(item(a), value_or(b))
+Base.isless(a::Real, b::Tensor) = isless(a, item(b))
 Base.:<(a::Tensor, b::Scalar) = item(a) < value_or(b)
 Base.:<(a::Real, b::Tensor) = a < item(b)
 value_or(x::Tensor) = item(x)

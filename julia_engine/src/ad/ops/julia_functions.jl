@@ -34,7 +34,7 @@ for (f, value_) in ((:exp10, x -> elementwise_power(10, x)), (:sec, x -> RECIPRO
         (:sind, x -> turned_by(x, 90)[1]), (:cosd, x -> turned_by(x, 90)[2]), (:tand, x -> DIV(turned_by(x, 90)...)))
     @eval begin
         DOTTED[$f] = $value_
-        Base.$f(x::Elements) = Elements($value_(x.tensor))
+        Base.$f(x::Elements) = of_elements($value_, (x,))
         Base.$f(x::Tensor) = is_scalar(x) ? $value_(x) : throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
     end
 end
@@ -109,7 +109,7 @@ function LinearAlgebra.cond(x::Tensor, p::Real=2)
     p == 2 || return opnorm(x, p) * opnorm(inv(x), p)
     check_matrix(x)
     s = svdvals(x)
-    return s[1] / s[length(s)]
+    return choose(EQUAL(s[1], 0), Inf, s[1] / s[length(s)])
 end
 
 """The number of singular values above `rtol` times the largest; constant."""
@@ -271,7 +271,8 @@ function covariance(name::String, x::Tensor, y::Tensor, dims, corrected::Bool)
 end
 
 Statistics.cov(x::Tensor; dims=1, corrected::Bool=true) = covariance("cov", x, x, dims, corrected)
-Statistics.cor(x::Tensor; dims=1) = ndims(x) == 1 ? reshape_to(one(x[1]), Int[]) : correlation(x, x, dims)
+Statistics.cor(x::Tensor; dims=1) = ndims(x) == 1 ? literal(float(x.eltype), 1) : with_ones(correlation(x, x, dims))
+with_ones(x::Tensor) = WHERE(Constant(Matrix{x.eltype}(I, x.dims...)), 1, x)
 Statistics.cov(x::Tensor, y::Union{Tensor,AbstractArray}; dims=1, corrected::Bool=true) =
     covariance("cov", x, as_tensor(y), dims, corrected)
 Statistics.cor(x::Tensor, y::Union{Tensor,AbstractArray}; dims=1) = correlation(x, as_tensor(y), dims)
@@ -282,7 +283,7 @@ function correlation(x::Tensor, y::Tensor, dims)
     found = covariance("cor", x, y, dims, false)
     lengths(z) = norm(observations("cor", z, dims); dims=1) .* (1 / sqrt(size(observations("cor", z, dims), 1)))
     scale = times(turned_over(lengths(x)), lengths(y))
-    return DIV(found, ndims(found) == 0 ? reshape_to(scale, Int[]) : scale)
+    return clip(DIV(found, ndims(found) == 0 ? reshape_to(scale, Int[]) : scale), -1, 1)
 end
 
 """Several quantiles as a vector."""

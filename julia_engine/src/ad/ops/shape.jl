@@ -326,6 +326,10 @@ function check_eltypes(name::String, parts::Vector{Tensor})
     end
 end
 
+"""Refuse the elements that a dotted function computes with: each would be an array to join."""
+refuse_elements(@nospecialize(parts)) = any(x -> x isa Elements && ndims(x.tensor) > 0, parts) &&
+    throw(once_for_all("an array that is joined"))
+
 """
     concatenate(tensors, dims)
 
@@ -333,6 +337,7 @@ Join tensors along an axis, as `cat(tensors...; dims)`.
 """
 function concatenate(@nospecialize(arrays), dims)
     dims = one_axis("cat", dims)
+    refuse_elements(arrays)
     parts = as_tensors(collect(Any, arrays))
     isempty(parts) && throw(ShapeError("cat: at least one array is needed"))
     dims >= 1 || throw(ShapeError("cat: axes count from 1, got $dims"))
@@ -369,8 +374,23 @@ Base.vcat(a::Union{AbstractArray,Real}, x::AnyTensor, rest::Joined...) = concate
 Base.hcat(x::AnyTensor, rest::Joined...) = concatenate((x, rest...), 2)
 Base.hcat(a::Union{AbstractArray,Real}, x::AnyTensor, rest::Joined...) = concatenate((a, x, rest...), 2)
 Base.hvcat(rows::Tuple{Vararg{Int}}, x::AnyTensor, rest::Joined...) = joined_rows(rows, (x, rest...))
+# Behind several arrays or numbers, up to `PLAIN_FIRST` of them: with any number of them the methods would be Base's own.
+const PLAIN_FIRST = 4
+for n in 1:PLAIN_FIRST
+    names = Symbol[Symbol(:a, k) for k in 1:n]
+    before = [:($a::Union{AbstractArray,Real}) for a in names]
+    if n > 1  # for one there are methods above
+        @eval Base.cat($(before...), x::AnyTensor, rest::Joined...; dims) = concatenate(($(names...), x, rest...), dims)
+        @eval Base.vcat($(before...), x::AnyTensor, rest::Joined...) = concatenate(($(names...), x, rest...), 1)
+        @eval Base.hcat($(before...), x::AnyTensor, rest::Joined...) = concatenate(($(names...), x, rest...), 2)
+    end
+    @eval Base.hvcat(rows::Tuple{Vararg{Int}}, $(before...), x::AnyTensor, rest::Joined...) =
+        joined_rows(rows, ($(names...), x, rest...))
+end
 
 function joined_rows(rows, parts)
+    refuse_elements(parts)
+    parts = as_tensors(collect(Any, parts))  # numbers of a row without a tensor, too, take the float type of the tensors
     start = 0
     lines = Any[]
     for n in rows
@@ -392,6 +412,7 @@ Join tensors of one size along a new axis: the last one unless `dims` says other
 stack(tensors::Union{AbstractVector{Tensor},Tuple{Tensor,Vararg{Joined}}}; dims=:) = stacked(tensors, dims)
 
 function stacked(@nospecialize(arrays), dims)
+    refuse_elements(arrays)
     parts = as_tensors(collect(Any, arrays))
     isempty(parts) && throw(ShapeError("stack: at least one array is needed"))
     check_eltypes("stack", parts)
