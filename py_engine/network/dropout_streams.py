@@ -78,14 +78,14 @@ class DropoutStreams:
         self._resume(step)
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Put all streams back in the end."""
+    def unchanged(self) -> Iterator[list[Any]]:
+        """Put all streams back in the end: the block's variable holds where they were, and may be cleared."""
         found = [stream.bit_generator for step in self._of_step.values() for of in step.values() for _, stream in of]
-        states = [bits.state for bits in found]
+        before = [(bits, bits.state) for bits in found]
         try:
-            yield
+            yield before
         finally:
-            for bits, state in zip(found, states, strict=True):
+            for bits, state in before:
                 bits.state = state
 
     def forget(self) -> None:

@@ -60,8 +60,8 @@ SQUARES_SHARED_FROM = 1 << 20
 UPDATE = "sums and update"
 """What `Trainer.costs` calls the update, with the sums of the threads' gradients before it."""
 
-LONG_STEP = 0.1
-"""Seconds of a step from which on one thread is not tried beside all."""
+LONG_STEP = 0.05
+"""Seconds of a step from which on no other way to use threads is tried beside the first."""
 
 
 @dataclass(frozen=True)
@@ -567,8 +567,10 @@ class Trainer:
 
         try:
             if not step.threads.compared:
-                self._keep_what_computes_the_same(step, x, y, rows)
+                loss = self._keep_what_computes_the_same(step, x, y, rows)
                 step.threads.compared = True
+                if loss is not None:
+                    return finish(loss)
             if self.parallel is not None or self.accumulate > 1:
                 return finish(step.threads.run(run))
             if not self.optimizer.decided:
@@ -577,25 +579,33 @@ class Trainer:
         finally:
             self._use(step, step.threads.ways[0])
 
-    def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> None:
+    def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> float | None:
         """Try no way to use threads in which a step is rounded in another way, nor any where a step is long.
 
         What is trained does not depend on what a clock says, then. Products of some lengths are rounded in another way
         when threads share them; in a long step they are so large that threads are worth it.
+
+        Returns the loss where the step was long: it has been made, but for the update, and only one way is left. None
+        where it is still to be made.
         """
         threads = step.threads
         made: list[tuple[float, int]] = []
         for use in threads.ways:
             self._use(step, use)
             start = perf_counter()
-            with self._streams.unchanged():
+            with self._streams.unchanged() as before:
                 loss = self._run(step, x, y, rows)
-            seconds = perf_counter() - start
+                seconds = perf_counter() - start
+                if not made and seconds > LONG_STEP:
+                    before.clear()
+                    threads.keep(use)
+                    return loss
             made.append((loss, checksum(self._gradient.vector)))
-            if seconds > LONG_STEP:
+            if seconds > 2 * LONG_STEP:
                 break
         if made != made[:1] * len(threads.ways):
             threads.keep(threads.ways[0])
+        return None
 
     def _use(self, step: Step, use: ThreadUse) -> None:
         """Use threads so in a step from now on, those of BLAS until the surrounding `_blas_threads` ends."""

@@ -325,6 +325,21 @@ def test_one_thread_is_not_tried_where_it_would_round_in_another_way_or_a_step_i
     assert trainer.threads_in_step() == all_threads
 
 
+def test_a_long_step_in_which_threads_are_compared_is_made_once(batch, monkeypatch):
+    monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    expected = train(*batch, chain=dropping_chain(), techniques=Techniques(split_batch=False))
+    monkeypatch.setattr(trainer_module, "LONG_STEP", 0)
+    chain = dropping_chain()
+    trainer = Trainer(chain, batch_size=20, threads=2, optimizer=SGD(0.1))
+    runs = []
+    monkeypatch.setattr(trainer, "_run", lambda *given, run=trainer._run: runs.append(1) or run(*given))
+    losses = np.concatenate([trainer.train_epoch(*batch) for _ in range(3)])
+    assert len(runs) == len(losses) and trainer.threads_decided()
+    np.testing.assert_array_equal(losses, expected[0])
+    for name, array in chain.parameters.as_dict().items():
+        np.testing.assert_array_equal(array, expected[1][name])
+
+
 @pytest.mark.parametrize(("elements", "shares"), [(1, True), (10**6, False)])
 def test_a_team_shares_products_where_the_update_takes_longer_than_waking_its_threads(
     batch, monkeypatch, elements, shares
