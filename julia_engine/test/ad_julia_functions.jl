@@ -277,6 +277,23 @@ end
     end
 end
 
+@testset "functions over elements of other ones: what they return, constants, derivatives, checkpoints, custom rules and Ref" begin
+    x, w = [1.0, 2.0, 3.0], [5.0, 7.0, 11.0]
+    for f in (x -> sum(a -> a * sum(b -> a^2, x), x), x -> sum((a -> sum((b -> a).(x))).(x)))
+        error = error_of(() -> f(Constant(x)))
+        @test error isa TraceError && occursin("cannot compute with the elements of another one", error.message)
+    end
+    @test grad(x -> sum(stop_gradient.(x) .* x))(x) == x == grad(x -> sum((a -> stop_gradient(a) * a).(x)))(x)
+    rule = custom_rule(t -> t .^ 2; vjp=(g, y, t) -> 2 .* g .* t)
+    for (f, slope) in ((x -> sum((a -> derivative(b -> b^2 * a, 3.0)).(x)), fill(6.0, 3)), (x -> sum((a -> a * derivative(b -> b^2 * a, 3.0)).(x)), 12x),
+            (x -> sum(checkpoint(b -> sin(b) * b).(x)), sin.(x) .+ x .* cos.(x)), (x -> sum((a -> 2 * checkpoint(b -> b^2)(a)).(x)), 4x),
+            (x -> sum((a -> rule(a)).(x)), 2x), (x -> sum(((a, w) -> a * w[1] + sum(w)).(x, Ref(w))), fill(w[1], 3)))
+        @test grad(f)(x) ≈ slope && compile(grad(f))(x) ≈ slope
+    end
+    f(x) = sum(((a, w) -> a * w[1] + sum(w)).(x, Ref(w)))
+    @test value(f(Constant(x)))[] == f(x) == compile(f)(x)
+end
+
 @testset "correlations are 1 on the diagonal, between -1 and 1, and condition numbers of zero matrices infinite" begin
     still = [1.0 5.0; 2.0 5.0; 4.0 5.0]
     for run in (f -> x -> value(f(Constant(x))), compile)

@@ -14,7 +14,14 @@ as_float(x::AbstractArray) = eltype(x) in FLOATS || is_dual(x) ? x : float.(x)
 function derivative_by_ops(@nospecialize(f), @nospecialize(x))
     length(x) == 1 || throw(ShapeError("derivative: expected a number, got a tensor of size $(size(x)); forward_gradient " *
         "and forward_jacobian take arrays"))
-    return pushed("derivative", f, (as_float(x),), (ones_like(x),))[2]
+    run = Ref(0)  # of the dotted function whose elements `f` captures, if it does
+    d = pushed("derivative", t -> noting_run(run, f(t)), (as_float(x),), (ones_like(x),))[2]
+    return run[] == 0 ? d : Elements(as_tensor(d), run[])
+end
+
+function noting_run(run::Ref{Int}, @nospecialize(y))
+    y isa Elements && (run[] = y.run)
+    return y
 end
 ones_like(x::Tensor) = Constant(fill!(new_array(x.eltype, x.dims), 1))
 ones_like(x) = 1

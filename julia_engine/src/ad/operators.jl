@@ -57,7 +57,7 @@ function dotted(@nospecialize(f), @nospecialize(args::Tuple))
     any(x -> x isa Elements, operands) && return of_elements((xs...) -> dotted(f, xs), operands)
     f === Base.literal_pow && return elementwise_power(operands[2], value_of(operands[3]))
     stand_in = get(DOTTED, f, nothing)
-    stand_in === nothing && return generic(f, operands)
+    stand_in === nothing && return generic(f, operands, args)
     return stand_in(operands...)
 end
 
@@ -70,12 +70,12 @@ value_of(::Val{P}) where {P} = P
 """How many functions have been dotted over tensors."""
 const RUNS = Threads.Atomic{Int}(1)
 
-function generic(@nospecialize(f), operands::Vector{Any})
+function generic(@nospecialize(f), operands::Vector{Any}, @nospecialize(args))
     parentmodule(f) in (Base, Core, Base.Math) && no_op(f)
     # A function of the user's own, such as x -> x^2 + sin(x): run it once, on numbers that stand for all elements.
     run = Threads.atomic_add!(RUNS, 1)
     result = try
-        f((x isa Tensor || x isa AbstractArray ? Elements(as_tensor(x), run) : x for x in operands)...)
+        f((varies(x, a) ? Elements(as_tensor(x), run) : x for (x, a) in zip(operands, args))...)
     catch error
         error isa MethodError && no_op(error.f)
         error isa StackOverflowError && no_op(f)
@@ -84,12 +84,16 @@ function generic(@nospecialize(f), operands::Vector{Any})
         rethrow()
     end
     # It may not depend on all operands, whose sizes the result has all the same.
-    arrays = Tensor[as_tensor(x) for x in operands if x isa Tensor || x isa AbstractArray]
+    arrays = Tensor[as_tensor(x) for (x, a) in zip(operands, args) if varies(x, a)]
     floats = filter(x -> x.eltype <: AbstractFloat, arrays)
+    result isa Elements && is_array(result.tensor) && result.run != run && throw(once_for_all("the elements of another one"))
     is_array(result) && any(is_array, arrays) && throw(once_for_all("a whole array, of size $(size(result)),"))
     found = result isa Elements ? result.tensor : result isa Real && !isempty(floats) ? literal(floats[1].eltype, result) : as_tensor(result)
     return spread_to(found, broadcast_dims(push!(arrays, found)))
 end
+
+"""Whether an operand has elements that the function is called with, and is not given to all calls by a `Ref`."""
+varies(@nospecialize(x), @nospecialize(given)) = (x isa Tensor || x isa AbstractArray) && !(given isa Base.RefValue)
 
 no_op(@nospecialize(f)) = throw(NotDifferentiableError(
     "$f is not in the op table, so its derivative would be lost; use an op of TwinGrad, or call it on value(x)"))

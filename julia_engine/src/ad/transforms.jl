@@ -313,7 +313,7 @@ end
 """
 function stop_gradient(@nospecialize(x))
     leaves, structure = flatten(x)
-    return unflatten(structure, Any[leaf isa Tensor ? STOP_GRADIENT(leaf) : without_duals(leaf) for leaf in leaves])
+    return unflatten(structure, Any[leaf isa Union{Tensor,Elements} ? STOP_GRADIENT(leaf) : without_duals(leaf) for leaf in leaves])
 end
 
 """

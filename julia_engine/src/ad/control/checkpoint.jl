@@ -79,6 +79,8 @@ function (c::Checkpointed)(@nospecialize(args...))
         program, outside = close_over(nodes[start+1:end], arguments, outputs[places])
         outputs[places] = apply_several(CHECKPOINT, Tensor[outputs[places]; arguments; outside], attributes(:program => program))
     end
+    any(x -> x isa Elements, found) &&  # of a dotted function around it
+        return unflatten(result, Any[x isa Elements ? Elements(y, x.run) : y for (x, y) in zip(found, outputs)])
     return unflatten(result, shown(outputs, plain && (!any(x -> x.requires_grad, outputs) || depends_on_duals(outputs)), given))
 end
 

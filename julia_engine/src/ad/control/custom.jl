@@ -101,6 +101,7 @@ function custom_rule(f; vjp=nothing, jvp=nothing, infer=nothing, name::AbstractS
 end
 
 function (rule::CustomRule)(args...)
+    any(x -> x isa Elements, args) && return of_elements(rule, args)
     inputs = as_tensors(args)
     plain = is_plain(args)
     y = rule.opaque ? opaque_value(rule, inputs) : value_of(rule, inputs)
