@@ -100,6 +100,11 @@ struct Sparse <: NETWORK.Layer
     others::Vector{Matrix{Float64}}
 end
 
+struct OfChain <: NETWORK.Layer
+    chain::Chain
+end
+NETWORK.output_size(::OfChain, input::Vector{Int}) = input
+
 @testset "dropout layers that a layer holds draw different masks, from streams that a trainer resumes" begin
     held() = Held(Dropout(0.5), [Dropout(0.5), Dropout(0.5)])
     masks = value(Chain(held(); dtype=Float64)(ones(40, 3); training=true))
@@ -107,6 +112,14 @@ end
     @test value(Chain(held(); dtype=Float64)(ones(40, 3); training=true)) == masks
     shared = Dropout(0.5)
     @test length(NETWORK.dropouts(NETWORK.Layer[Held(shared, [shared]), shared])) == 1
+
+    @test NETWORK.dropouts(NETWORK.Layer[Held(shared, Dropout[]), shared]) == ["" => shared]
+    inner = Chain(Dense(2 => 2), shared)
+    @test NETWORK.dropouts(NETWORK.Layer[OfChain(inner)]) == ["chain.dropout" => shared]
+    Chain(OfChain(inner))
+    deleteat!(inner, "dropout")
+    push!(inner, shared)  # its place in the whole stays
+    @test shared.place == "chain.dropout"
 
     @test NETWORK.dropouts(NETWORK.Layer[Sparse(Vector{Matrix{Float64}}(undef, 4))]) == []
 

@@ -193,6 +193,9 @@ end
     @test blas_of(1024, 64) == (alone && !AD.tiled(1024, 64, 1024, Float32) ? 2 : 1)
 end
 
+"""The trials of a trainer's plans, decided so, as if its steps had been timed."""
+decide!(trainer, alone) = foreach(trials -> NETWORK.choose!(trials, alone), values(trainer.trials))
+
 wide(T; threads, options...) = Trainer(Chain(Dense(500 => 900, relu; name="wide"), Dense(900 => 10; name="output");
     seed=1, dtype=T); batch_size=64, threads=threads, optimizer=Adam(0.001), options...)
 
@@ -211,6 +214,7 @@ wide_problem(T) = (rand(MersenneTwister(1), T, 500, 150), rand(MersenneTwister(2
         @test length(shards) == 1 && shards[1].shared !== nothing
         @test all(((_, products),) -> length(products) == length(shards[1].shared.stages) - 1 > 0, shards[1].shared.parts)
         @test loss_and_gradients(trainer, x[:, 1:64], y[1:64])[1] ≈ loss_and_gradients(alone, x[:, 1:64], y[1:64])[1] rtol = tolerance
+        decide!(trainer, false)
         order, many = repeat(1:150, 10), zeros(24)  # 1,500 rows
         train_epoch!(trainer, x, y, order, many)
         allocated_by(trainer, x, y, order, many)
@@ -228,6 +232,37 @@ wide_problem(T) = (rand(MersenneTwister(1), T, 500, 150), rand(MersenneTwister(2
     @test all(isfinite, wide(T; threads=MANY, techniques=Techniques(concrete=false)).vector)
 end
 
+"""Plan a trainer's steps as if BLAS had large products in them."""
+function leave_to_blas!(trainer, x)
+    NETWORK.suit!(trainer, collect(Int, size(x)[1:end-1]))
+    NETWORK.choose_sparse!(trainer)
+    shards = NETWORK.shards_for!(trainer, trainer.batch_size)
+    shards[1] = typeof(shards[1])((name === :large_products || getfield(shards[1], name) for name in fieldnames(typeof(shards[1])))...)
+end
+
+@testset "one thread is tried for a whole batch where it rounds as all do, $name" for (name, new, x, words) in (
+        ("shared products", threads -> wide(Float32; threads=threads), wide_problem(Float32)[1], "products shared by"),
+        ("threads of BLAS", threads -> Trainer(Chain(Conv2D(32 => 64, (3, 3), relu; padding=1), Dropout(0.5), Flatten(), Dense(20736 => 10);
+            seed=1, dtype=Float32); batch_size=1, threads=threads), rand(MersenneTwister(1), Float32, 18, 18, 32, 3), "threads in BLAS"))
+    y = rand(MersenneTwister(2), 1:10, size(x)[end])
+    for threads in 2:MANY
+        found = map((nothing, false, true)) do alone
+            trainer = new(threads)
+            occursin("BLAS", name) && leave_to_blas!(trainer, x)
+            losses = train_epoch!(trainer, x, y)
+            (trials,) = values(trainer.trials)
+            differs = trials.decided_at == Inf  # on this processor
+            @test trials.checked && !trials.decided || differs
+            alone === nothing || differs || decide!(trainer, alone)
+            @test occursin(alone === true && !differs ? "one thread" : words, NETWORK.threads_in_step(trainer))
+            losses = [losses; train_epoch!(trainer, x, y); train_epoch!(trainer, x, y)]
+            all(cost -> cost[3] >= 0, NETWORK.costs(trainer)) || error("a cost below zero")
+            losses, copy(trainer.vector)
+        end
+        @test found[1] == found[2] == found[3]
+    end
+end
+
 @testset "a small batch of a dense network stays whole, where its small products take less time than a sum of gradients" begin
     for threads in 2:min(MANY, 4), (rows, split) in ((4, false), (16, false), (200, true))
         chain() = Chain(Dense(100 => 100, relu), Dense(100 => 100, relu), Dense(100 => 10); seed=1, dtype=Float64)
@@ -237,11 +272,6 @@ end
         @test trainer.vector ≈ alone.vector
         @test NETWORK.threads_in_step(trainer) == (split ? "split over $threads threads" : "one thread")
     end
-end
-
-"""The trials of a trainer's plans, decided so, as if its steps had been timed."""
-decide!(trainer, alone) = foreach(values(trainer.trials)) do trials
-    trials.decided, trials.is_alone, trials.decided_at = true, alone, time()
 end
 
 @testset "one thread computes bit for bit what all do, $name, $(typeof(o)), $T" for T in (Float32, Float64),
@@ -288,6 +318,22 @@ end
     @test decided(1e-9, 1e-9)[2] == 10_000 && !decided(1e-9, 1e-9)[1].decided
     trials, steps = decided(0.5, 0.9; least=4)
     @test steps == 28 && !trials.is_alone
+    trials, _ = decided(2e-3, 1e-3)
+    trials.decided_at -= 4
+    @test 5800 <= NETWORK.at_once(trials, 10_000) <= 6000  # as many as the other 6 s have
+    trials.decided_at -= 6
+    NETWORK.compare_again!(trials)
+    @test trials.compares && trials.decided && trials.prefers_alone && NETWORK.at_once(trials, 10_000) == 1
+    for _ in 1:1000
+        NETWORK.note!(trials, trials.is_alone ? 2e-3 : 1e-3, 1)
+    end
+    @test !trials.compares && !trials.prefers_alone && !trials.is_alone
+    trials.decided_at += 1e6  # the clock was set back
+    NETWORK.compare_again!(trials)
+    @test trials.compares
+    NETWORK.choose!(trials, false, Inf)
+    NETWORK.compare_again!(trials)
+    @test !trials.compares && NETWORK.at_once(trials, 10_000) == 10_000
     slow = NETWORK.Trials(1)  # one trial of three is disturbed, of each
     for seconds in (9.0, 0.9, 0.1, 0.05, 0.1, 0.05, 0.01)
         NETWORK.note!(slow, seconds, 1)
@@ -324,14 +370,14 @@ end
         @test NETWORK.threads_in_step(expected) == "one thread"
         train_epoch!(expected, x, y)
         known = expected.trials[20, threads]
-        @test known.decided  # since a moment
-        known.decided_at -= 11
-        train_epoch!(expected, x, y)
-        @test expected.trials[20, threads] !== known  # both are tried again
-        decide!(expected, false)
-        expected.trials[20, threads].decided_at -= 11
-        train_epoch!(expected, x, y)
-        @test expected.trials[20, threads].decided
+        @test !known.compares  # it was decided a moment ago
+        for (alone, words) in ((true, "one thread"), (false, "split over $threads threads"))
+            decide!(expected, alone)
+            known.decided_at -= 11
+            train_epoch!(expected, x, y)
+            @test known.compares && known.decided  # both are tried again
+            @test NETWORK.threads_in_step(expected) == words
+        end
         decide!(expected, true)
         expected.optimizer.clip_norm = 1.0  # now all threads work
         @test NETWORK.threads_in_step(expected) == "split over $threads threads"

@@ -49,7 +49,7 @@ class Step(Protocol):
     """Computes loss and gradients of batches of one size.
 
     `updates` are pairs of a parameter that is not trained and the new value that the last run found for it.
-    `threads` are the ways to use threads in a run: one is left when it is known which is the fastest.
+    `threads` are the ways to use threads in a run, of which the fastest is chosen.
     """
 
     updates: list[tuple[Array, Array]]
@@ -236,7 +236,7 @@ class Replay:
         """Run in this team's threads from now on: a shard in each, or parts of the large products of a whole batch."""
         if len(self.shards) == 1:
             self._sharing = self._alone.sharing(team)
-            self.use(self.threads.ways[0])
+            self.use(self.threads.way)
         self._team = team
         tape = self.shards[0].tape
         # Products that are computed at the same time have a buffer of BLAS each: have all of them in memory.

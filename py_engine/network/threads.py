@@ -22,45 +22,65 @@ of BLAS wait busily for 0.1 s, beside those that run what is tried meanwhile."""
 GAIN = 1.03
 """How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""
 
+AGAIN_SECONDS = 10.0
+"""Seconds after which the ways are compared again: other work that had the processors may have ended, or begun."""
+
 
 class Trials(Generic[Way]):
-    """Ways of doing the same thing, tried in turn until it is known which of them is the fastest: then that is left.
+    """Ways of doing the same thing, tried in turn until it is known which is the fastest, and every few seconds again.
 
-    Those that use more come first; of ways that take about the same time the last is left.
+    Those that use more come first; of ways that take about the same time the last is chosen.
     """
 
     def __init__(self, ways: Sequence[Way]) -> None:
         self.ways = list(ways)
         self.compared = False
         """Whether only those ways are left that give the same numbers, where that matters."""
-        self._seconds: list[list[float]] = [[] for _ in self.ways]
-        self._runs = 0
+        self._chosen = 0 if len(self.ways) == 1 else None
+        self._chosen_at = 0.0
+        self._seconds: list[list[float]] = []
+        """Of each way in each run, while they are compared."""
         self._begun = 0.0
 
     @property
     def decided(self) -> bool:
-        """Whether one way is left."""
-        return len(self.ways) == 1
+        """Whether a way was chosen."""
+        return self._chosen is not None
+
+    @property
+    def way(self) -> Way:
+        """The way that was chosen last; before that the first."""
+        return self.ways[self._chosen or 0]
+
+    @property
+    def comparing(self) -> bool:
+        """Whether the next run is one of those that tell which way is the fastest."""
+        if len(self.ways) == 1:
+            return False
+        return not self.decided or bool(self._seconds) or perf_counter() - self._chosen_at > AGAIN_SECONDS
 
     def run(self, do: Callable[[Way], Any]) -> Any:
-        """Return what `do` returns for the way whose turn it is."""
-        if self.decided:
-            return do(self.ways[0])
-        rounds, turn = divmod(self._runs, len(self.ways))
+        """Return what `do` returns for the way that was chosen, or for the one whose turn it is."""
+        if not self.comparing:
+            return do(self.way)
+        turn = sum(map(len, self._seconds)) % len(self.ways)
         start = perf_counter()
         result = do(self.ways[turn])
         end = perf_counter()
-        self._begun = self._begun if self._runs else start
+        if not self._seconds:
+            self._seconds, self._begun = [[] for _ in self.ways], start
         self._seconds[turn].append(end - start)
-        self._runs += 1
-        if turn == len(self.ways) - 1 and rounds + 1 >= TRIALS and end - self._begun >= LEAST_SECONDS:
+        enough = len(self._seconds[-1]) >= TRIALS and end - self._begun >= LEAST_SECONDS
+        if enough and turn == len(self.ways) - 1:
             usual = [float(np.median(seconds)) for seconds in self._seconds]
-            self.keep([way for way, seconds in zip(self.ways, usual, strict=True) if seconds <= GAIN * min(usual)][-1])
+            self._chosen = max(k for k, seconds in enumerate(usual) if seconds <= GAIN * min(usual))
+            self._chosen_at, self._seconds = end, []
         return result
 
     def keep(self, way: Way) -> None:
         """Leave this way only."""
         self.ways = [way]
+        self._chosen = 0
 
 
 class Team:

@@ -4,12 +4,13 @@ A mini-batch is gathered straight into the tape's input buffers, the tape leaves
 and the optimizer runs over that vector: a step allocates no arrays, except with lazy updates of an embedding
 (`LazyUpdates`): these allocate arrays for the rows that a mini-batch looks up.
 
-More than one thread is used in one of two forms, which `Techniques.split_batch` chooses. Either BLAS spreads
-each matrix product over all threads, or the batch is split into shards, one per thread, each with separate buffers and
-gradient vector and BLAS at one thread, summed at the end. `splitting_pays` estimates which takes less time, by
-shapes and BLAS's kernels and not by a measurement, since the sum is rounded in another way: so the same network gives
-the same numbers in every run. Whether all threads or one compute the products of a batch that
-stays whole is measured in the first steps: threads that wait for each other in short products may take longer than one.
+More than one thread is used in one of two forms, which `Techniques.split_batch` chooses. Either BLAS spreads each
+matrix product over all threads, or the batch is split into shards, one per thread, each with separate buffers and
+gradient vector and BLAS at one thread, summed at the end. `splitting_pays` estimates which takes less time, by shapes
+and BLAS's kernels and not by a measurement, since the sum is rounded in another way: so the same network gives the
+same numbers in every run. Whether all threads or one compute the products of a batch that stays whole is measured in
+the first steps, and every few seconds again: threads that wait for each other in short products may take longer than
+one.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class Trainer:
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
+        self._blas_count = 0  # its threads now, within `_blas_threads`
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ARGUMENTS and name in self.__dict__:
@@ -214,7 +216,7 @@ class Trainer:
             self._streams.train(self._key(samples, x, y))
         self._planned = whole = before = steps[max(sizes)]
         with (
-            self._blas_threads(whole.threads.ways[0].blas),
+            self._blas_threads(whole.threads.way.blas),
             reading_ahead(x, rows) as reached,
             self._updating_lazily(steps.values(), len(found)) as lazy,
         ):
@@ -223,7 +225,7 @@ class Trainer:
                 batch = rows[start : start + self._batch]
                 step = steps[len(batch)]
                 if step is not before:
-                    self._use(step, step.threads.ways[0])
+                    self._use(step, step.threads.way)
                     before = step
                 if lazy is not None:
                     begun = perf_counter()
@@ -232,7 +234,7 @@ class Trainer:
                 rate = None if steps_rates is None else float(steps_rates[number])
                 weight = None if weights is None else weights[number]
                 finish = partial(self._finish, step, number, rate, weight)
-                tries = step is whole and not step.threads.decided
+                tries = step is whole and len(step.threads.ways) > 1
                 found[number] = self._try(step, x, y, batch, finish) if tries else finish(self._run(step, x, y, batch))
         if self.parallel is not None and weights is not None:
             return self.parallel.add_up(found * weights)
@@ -242,7 +244,7 @@ class Trainer:
         """Return the training loss of one batch and its gradient by each trained parameter; nothing is updated."""
         x, y = self._data(x, y)
         step = self._step(len(x), x, y)
-        with self._blas_threads(step.threads.ways[0].blas):
+        with self._blas_threads(step.threads.way.blas):
             loss = self._run(step, x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
 
@@ -256,7 +258,7 @@ class Trainer:
         if not isinstance(step, Replay):
             return []
         self._zeroed = None
-        with self._streams.unchanged(), self._blas_threads(step.threads.ways[0].blas):
+        with self._streams.unchanged(), self._blas_threads(step.threads.way.blas):
             found, sums = step.costs()
         if self._updates:
             seconds, lazily = (sum(numbers) / len(self._updates) for numbers in zip(*self._updates, strict=True))
@@ -274,7 +276,7 @@ class Trainer:
             return ""
         if len(step.shards) > 1:
             return f"split over {len(step.shards)} threads"
-        use = step.threads.ways[0]
+        use = step.threads.way
         if use.share_products:
             return f"products shared by {self.threads} threads"
         return f"{use.blas} threads in BLAS" if use.blas > 1 else "one thread"
@@ -573,11 +575,11 @@ class Trainer:
                     return finish(loss)
             if self.parallel is not None or self.accumulate > 1:
                 return finish(step.threads.run(run))
-            if not self.optimizer.decided:
-                return finish(run(step.threads.ways[-1]))
+            if self.optimizer.comparing:
+                return finish(run(step.threads.way if self.optimizer.decided else step.threads.ways[-1]))
             return float(step.threads.run(lambda use: finish(run(use))))
         finally:
-            self._use(step, step.threads.ways[0])
+            self._use(step, step.threads.way)
 
     def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> float | None:
         """Try no way to use threads in which a step is rounded in another way, nor any where a step is long.
@@ -609,7 +611,9 @@ class Trainer:
 
     def _use(self, step: Step, use: ThreadUse) -> None:
         """Use threads so in a step from now on, those of BLAS until the surrounding `_blas_threads` ends."""
-        self._blas.limit(limits=use.blas, user_api="blas")
+        if use.blas != self._blas_count:  # asking BLAS takes longer than many a step
+            self._blas.limit(limits=use.blas, user_api="blas")
+            self._blas_count = use.blas
         if isinstance(step, Replay):
             step.use(use)
 
@@ -645,8 +649,12 @@ class Trainer:
 
     @contextmanager
     def _blas_threads(self, count: int) -> Iterator[None]:
-        with self._blas.limit(limits=count, user_api="blas"):
-            yield
+        before, self._blas_count = self._blas_count, count
+        try:
+            with self._blas.limit(limits=count, user_api="blas"):
+                yield
+        finally:
+            self._blas_count = before
 
     # Checks, before anything is computed ------------------------------------------------------------------
 

@@ -290,7 +290,8 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
     losses, parameters = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
     times = list(np.repeat(np.cumsum((0, *seconds * 3)), 2)[1:-1])  # each trial begins when the last one ends
-    monkeypatch.setattr(threads_module, "perf_counter", lambda: times.pop(0))
+    end = times[-1]
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: times.pop(0) if times else end)
     chain = dropping_chain()
     trainer = Trainer(chain, batch_size=20, threads=2, optimizer=SGD(0.1))
     found = [trainer.train_epoch(x, y)]
@@ -394,8 +395,31 @@ def test_ways_are_tried_in_turn_until_their_times_are_known(monkeypatch, seconds
     while not trials.decided:
         assert trials.run(lambda way: tried.append(way) or way) == tried[-1]
     assert tried == ["first", "last"] * (runs // 2)
-    assert trials.ways == [left]
+    assert trials.way == left
     assert trials.run(str) == left
+
+
+def test_ways_are_compared_again_after_some_seconds(monkeypatch):
+    clock, seconds = [0.0], {"first": 1.0, "last": 2.0}
+
+    def do(way):
+        clock[0] += seconds[way]
+        return way
+
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: clock[0])
+    trials = threads_module.Trials(["first", "last"])
+    assert [trials.run(do) for _ in range(6)] == ["first", "last"] * 3 and trials.way == "first"
+    clock[0] += threads_module.AGAIN_SECONDS - 1
+    assert not trials.comparing and trials.run(do) == "first"
+    seconds["first"] = 3.0  # other work has come
+    clock[0] += 1
+    for expected in ["first", "last"] * 3:
+        assert trials.comparing and trials.decided and trials.way == "first"  # until they have been compared
+        assert trials.run(do) == expected
+    assert trials.way == "last" and not trials.comparing and trials.run(do) == "last"
+    trials.keep("first")
+    clock[0] += 2 * threads_module.AGAIN_SECONDS
+    assert not trials.comparing and trials.run(do) == "first"
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ end
 """Let the dropout layers know their places, from which they have different streams."""
 function placed!(chain::Chain)
     for (place, layer) in dropouts(chain.layers)
-        layer.place = place
+        isempty(place) || (layer.place = place)  # in a chain that a layer holds it has that of the whole
     end
     return chain
 end

@@ -452,10 +452,13 @@ new_stream(layer::Dropout, scope::String, number::Int) =
         layer.rank == 0 ? "" : "/$(layer.rank)")), Int64))
 Base.show(io::IO, layer::Dropout) = print(io, "Dropout(", layer.rate, ")")
 
-"""The dropout layers among these and in what they hold, each with its place there."""
+"""The dropout layers among these and in what they hold, chains too, each with its place there; it is "" among these."""
 function dropouts(layers::Vector{Layer})
     found = Pair{String,Dropout}[]
     seen = Base.IdSet{Any}()
+    for layer in layers
+        layer isa Dropout && find_dropouts!(found, seen, layer, "")
+    end
     for layer in layers
         find_dropouts!(found, seen, layer, "")
     end
@@ -463,13 +466,17 @@ function dropouts(layers::Vector{Layer})
 end
 
 function find_dropouts!(found::Vector{Pair{String,Dropout}}, seen::Base.IdSet{Any}, @nospecialize(value), place::String)
-    value isa Union{Layer,Tuple,NamedTuple,AbstractVector,AbstractDict} && !(value in seen) || return nothing
+    value isa Union{Layer,Chain,Tuple,NamedTuple,AbstractVector,AbstractDict} && !(value in seen) || return nothing
     push!(seen, value)
     if value isa Dropout
         push!(found, place => value)
     elseif value isa Layer
         for name in fieldnames(typeof(value))
             isdefined(value, name) && find_dropouts!(found, seen, getfield(value, name), within(place, name))
+        end
+    elseif value isa Chain
+        for (id, layer) in zip(value.ids, value.layers)
+            find_dropouts!(found, seen, layer, within(place, id))
         end
     elseif !(eltype(value) <: Union{Number,AbstractString})
         for name in keys(value)

@@ -1,4 +1,4 @@
-# A team of threads that goes through many steps together, and `Trials`, which find out whether it is faster than one thread.
+# A team of threads that goes through many steps together, and `Trials`, which find out whether all threads are faster than one.
 #
 # One parallel region runs a whole call, many steps of an epoch (in trials, some steps); inside it the threads wait at barriers,
 # which are two atomic additions and a short wait. That costs less than starting a task for each step, and allocates nothing.
@@ -119,30 +119,54 @@ const TRIALS, LEAST_SECONDS = 3, 0.1
 const TRIAL_SECONDS = 0.005
 """How many times as fast all threads must be: below that a lucky trial decides, and one thread does as well."""
 const GAIN = 1.03
-"""Seconds after which one thread is compared with all again: other work that had the cores may have ended."""
-const ALONE_SECONDS = 10.0
+"""Seconds after which both are compared again: other work that had the processors may have ended, or begun."""
+const AGAIN_SECONDS = 10.0
+"""Seconds of a step from which on one thread is not tried: its products are so large that all threads are worth it."""
+const LONG_STEP = 0.05
 
 """
-The two ways to run the parts of a batch, by all threads at the same time or by one thread after each other, tried in turn in the
-first steps until it is known which takes less time: then that is kept. Both compute the same numbers.
+The two ways to make a step, by all threads or by one, tried in turn in the first steps until it is known which takes less time, and
+every `AGAIN_SECONDS` again. Both compute the same numbers.
 """
 mutable struct Trials
     together::Vector{Float64}  # seconds of a step, in each trial
     alone::Vector{Float64}
-    is_alone::Bool  # the way that is tried now, or is kept
+    is_alone::Bool  # the way that is tried now, or was chosen
     warm::Bool  # whether steps have been run before, which compiles them and touches their memory
-    decided::Bool
+    compares::Bool  # whether both are being tried
+    decided::Bool  # whether one was chosen
+    prefers_alone::Bool  # which
     decided_at::Float64  # seconds, by the system's clock
+    step_seconds::Float64  # of a step in the chosen way, then
     steps::Int  # of this trial
     spent::Float64  # seconds of this trial
     all_spent::Float64  # and of all
     least::Int  # steps of a trial, at least: to an update
+    checked::Bool  # whether it is known that both compute the same numbers
 end
-Trials(least::Int) = Trials(Float64[], Float64[], false, false, false, 0.0, 0, 0.0, 0.0, least)
+Trials(least::Int, checked::Bool=true) =
+    Trials(Float64[], Float64[], false, false, true, false, false, 0.0, 0.0, 0, 0.0, 0.0, least, checked)
+
+"""Compare both ways again where they were compared so long ago that it may be otherwise now."""
+function compare_again!(trials::Trials)
+    (trials.compares || seconds_left(trials) > 0) && return nothing
+    empty!(trials.together)
+    empty!(trials.alone)
+    trials.compares, trials.is_alone = true, false
+    trials.steps, trials.spent, trials.all_spent = 0, 0.0, 0.0
+    return nothing
+end
+
+"""Seconds until both ways are compared again."""
+function seconds_left(trials::Trials)
+    trials.decided_at == Inf && return Inf
+    passed = time() - trials.decided_at
+    return passed < 0 ? 0.0 : AGAIN_SECONDS - passed  # the clock was set back
+end
 
 """Of `steps` steps, how many are to be run next in the same way."""
 function at_once(trials::Trials, steps::Int)
-    trials.decided && return steps
+    trials.compares || return min(steps, ceil(Int, clamp(seconds_left(trials) / max(trials.step_seconds, 1e-9), 1.0, 1e12)))
     trials.steps == 0 && return min(trials.least, steps)
     wanted = (TRIAL_SECONDS - trials.spent) / max(trials.spent, 1e-9) * trials.steps
     return min(ceil(Int, clamp(wanted, 1.0, 1e6)), steps)
@@ -150,7 +174,7 @@ end
 
 """Note what `steps` steps took; after a trial it is the other way's turn, or it is decided."""
 function note!(trials::Trials, seconds::Float64, steps::Int)
-    trials.decided && return nothing
+    trials.compares || return nothing
     trials.warm || (trials.warm = true; return nothing)
     trials.steps += steps
     trials.spent += seconds
@@ -161,14 +185,18 @@ function note!(trials::Trials, seconds::Float64, steps::Int)
     trials.steps, trials.spent = 0, 0.0
     if length(trials.alone) >= TRIALS && length(trials.alone) == length(trials.together) && trials.all_spent >= LEAST_SECONDS
         usual(seconds) = sort(seconds)[cld(length(seconds), 2)]
-        trials.is_alone = usual(trials.alone) < GAIN * usual(trials.together)
-        trials.decided, trials.decided_at = true, time()
+        choose!(trials, usual(trials.alone) < GAIN * usual(trials.together))
+        trials.step_seconds = usual(trials.is_alone ? trials.alone : trials.together)
     end
     return nothing
 end
 
-"""Whether it was decided for one thread so long ago that it may be otherwise now."""
-is_outdated(trials::Trials) = trials.decided && trials.is_alone && !(0 <= time() - trials.decided_at <= ALONE_SECONDS)
+"""Make steps in this way from now on, by one thread or by all; `at` is the time, or Inf for ever."""
+function choose!(trials::Trials, alone::Bool, at::Float64=time())
+    trials.is_alone = trials.prefers_alone = alone
+    trials.compares, trials.decided, trials.decided_at = false, true, at
+    return nothing
+end
 
 # BLAS threads ---------------------------------------------------------------------------------------------------------
 

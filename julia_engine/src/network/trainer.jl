@@ -267,7 +267,7 @@ function costs(trainer::Trainer{T}) where {T}
     alone = runs_alone(trainer) || threads_to_use(trainer.team.size) < trainer.team.size
     team = alone || (n == 1 && shared === nothing) ? ALONE : trainer.team
     streams = kept_streams(trainer.streams)
-    before = set_blas_threads(blas_threads(shards, trainer.threads))
+    before = set_blas_threads(runs_alone(trainer) ? 1 : blas_threads(shards, trainer.threads))
     meet_in!(team, shards)
     try
         together(team) do k
@@ -350,7 +350,7 @@ trials_known(trainer::Trainer) =
 function runs_alone(trainer::Trainer)
     rounds_alike(trainer) || return false
     trials = trials_known(trainer)
-    return trials !== nothing && trials.decided && trials.is_alone
+    return trials !== nothing && trials.decided && trials.prefers_alone
 end
 
 """What `costs` calls the update, with the sums of the threads' gradients before it."""
@@ -568,14 +568,15 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     forget!(others)
     foreach(shard -> AD.check_ready(shard.tape), shards)
     foreach(shard -> AD.check_ready(shard.tape), others)
-    works_together = length(shards) > 1 || shards[1].shared !== nothing
-    team = threads == trainer.team.size && works_together ? trainer.team : ALONE
-    trials = team.size > 1 || Versions.writes_code() ? trials_for!(trainer, shards, others, full, threads) : nothing
-    before = set_blas_threads(blas_threads(shards, trainer.threads))
+    team, of_blas = all_threads(trainer, shards)
+    is_free = threads == trainer.team.size
+    several = is_free && (team.size > 1 || (of_blas > 1 && trainer.team.size > 1))
+    trials = several || Versions.writes_code() ? trials_for!(trainer, shards, others, full, threads) : nothing
+    before = set_blas_threads(of_blas)
     failed = 0
     try
         if trials === nothing
-            failed = steps!(trainer, team, shards, others, data, losses, first, last)
+            failed = steps!(trainer, is_free ? team : ALONE, shards, others, data, losses, first, last)
         else
             failed = tried_steps!(trainer, trials, shards, others, data, losses, first, last)
         end
@@ -586,17 +587,66 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     return nothing
 end
 
+"""How all threads make a step of these parts of a batch: the team that runs them, and the threads of BLAS."""
+function all_threads(trainer::Trainer, shards::Vector{<:Shard})
+    works_together = length(shards) > 1 || shards[1].shared !== nothing
+    return works_together ? trainer.team : ALONE, blas_threads(shards, trainer.threads)
+end
+
 """
-What is known of the two ways to run a plan's parts; `nothing` where there is one: all threads must work at the same time where they
-wait for each other, and where one of them might round otherwise, as in products that all share, or in a norm.
+What is known of the two ways to make a plan's steps; `nothing` where there is one: all threads must work at the same time where they
+wait for each other, and where one of them rounds otherwise, as in a norm.
 """
 function trials_for!(trainer::Trainer, shards::Vector{<:Shard}, others::Vector{<:Shard}, samples::Int, threads::Int)
-    (length(shards) == 1 || others[1].shared !== nothing || !rounds_alike(trainer)) && !Versions.writes_code() && return nothing
+    is_split = length(shards) > 1
+    (is_split && others[1].shared !== nothing || !rounds_alike(trainer)) && !Versions.writes_code() && return nothing
     all(shard -> shard.meeting === nothing, shards) && all(shard -> shard.meeting === nothing, others) || return nothing
     key = (samples, threads_for(trainer, samples, threads))
     known = get(trainer.trials, key, nothing)
-    known === nothing || is_outdated(known) || return known
-    return trainer.trials[key] = Trials(trainer.accumulate)
+    known === nothing || return known
+    return trainer.trials[key] = Trials(trainer.accumulate, is_split)
+end
+
+"""
+Leave one thread untried where it rounds the products of a whole batch in another way than all threads do, and where a step is long.
+What is trained does not depend on what a clock says, then.
+"""
+function check_alike!(trainer::Trainer, trials::Trials, shard::Shard, data::Data, step::Int)
+    trials.checked = true
+    team, of_blas = all_threads(trainer, [shard])
+    team.size == threads_to_use(trainer.team.size) || (team = ALONE)
+    start = (step - 1) * trainer.batch_size
+    kept = kept_streams(trainer.streams)
+    for _ in 1:2  # the first time may compile, and touches memory
+        before = time_ns()
+        bits = bits_of_step!(team, of_blas, shard, data, start)
+        is_long = time_ns() - before > 1e9 * LONG_STEP
+        put_back!(kept)
+        is_long && continue
+        alike = bits == bits_of_step!(ALONE, 1, shard, data, start)
+        put_back!(kept)
+        alike && return nothing
+        break
+    end
+    choose!(trials, false, Inf)
+    return nothing
+end
+
+"""Make a step of a whole batch but for the update; a checksum of the loss and the gradients."""
+function bits_of_step!(team::Team, of_blas::Int, shard::Shard{T}, data::Data, start::Int) where {T}
+    before = set_blas_threads(of_blas)
+    try
+        together(team) do k
+            team.size == 1 ? run!(shard, data, start) : run!(shard, shard.shared::AD.Kernels.SharedCode{T}, data, start, team, k)
+        end
+    finally
+        set_blas_threads(before)
+    end
+    found = UInt64[AD.mixed_bytes(Ptr{UInt8}(shard.loss), sizeof(T)), AD.mixed_bytes(address(shard.gradient), sizeof(shard.gradient))]
+    for c in shard.columns
+        push!(found, AD.mixed_bytes(Ptr{UInt8}(c.values), sizeof(T) * c.height * c.count))
+    end
+    return found
 end
 
 """Whether an update by one thread gives the bits of one by all: a norm is added up from the threads' parts."""
@@ -605,18 +655,24 @@ rounds_alike(trainer::Trainer) = trainer.optimizer.clip_norm == Inf && trainer.c
 """The steps in the way that is the fastest or, as long as that is not known, now in the one and now in the other."""
 function tried_steps!(trainer::Trainer, trials::Trials, shards, others, data::Data, losses::Ptr{Float64}, first::Int, last::Int)
     whole = others === shards ? last : data.rows ÷ trainer.batch_size  # the steps of as many samples as the first
+    (all_team, of_blas), is_split = all_threads(trainer, shards), length(shards) > 1
+    trials.checked || first > whole || check_alike!(trainer, trials, shards[1], data, first)
     failed = 0
     while failed == 0 && first <= last
         # Another task may have entered a parallel region since the last steps.
         is_free = threads_to_use(trainer.team.size) == trainer.team.size
-        team = trials.is_alone || !is_free ? ALONE : trainer.team
-        timed = trials.decided ? last : min(last, whole)
+        compare_again!(trials)
+        # Fewer samples, whose products are not split, may be rounded in another way by one thread: all make their step.
+        is_alone = trials.is_alone && (is_split || first <= whole)
+        team = is_alone || !is_free ? ALONE : all_team
+        timed = trials.compares || (is_alone && !is_split) ? min(last, whole) : last
         stop = first > timed ? last : first - 1 + at_once(trials, timed - first + 1)
+        set_blas_threads(is_alone ? 1 : of_blas)
         before = time_ns()
         failed = steps!(trainer, team, shards, others, data, losses, first, stop)
-        if !trials.decided && is_free && failed == 0 && stop <= whole
+        if trials.compares && is_free && failed == 0 && stop <= whole
             note!(trials, (time_ns() - before) / 1e9, stop - first + 1)
-            trials.decided && trials.is_alone && stop < last && (trainer.update_seconds = Inf)  # that of all threads
+            trials.compares || stop == last || (trainer.update_seconds = Inf)  # the least of both ways
         end
         first = stop + 1
     end
