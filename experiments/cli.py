@@ -29,7 +29,7 @@ from experiments import provenance
 from experiments.extras import remedy
 from experiments.formats import duration, fixed, share, significant, size
 from experiments.measures.registry import MEASURES
-from experiments.output import Output
+from experiments.output import STDOUT, Output, OutputError, check_apart
 from experiments.papers import (
     LARGEST_SEED,
     MOST_EPOCHS,
@@ -73,7 +73,13 @@ def reporting(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--json", "json_file", metavar="FILE", help="Also write everything as JSON to FILE ('-': stdout).")
     @functools.wraps(function)
     def command(json_file: str | None, **options: Any) -> None:
-        output = Output(str(click.get_current_context().info_name), json_file)
+        context = click.get_current_context()
+        if json_file not in (None, STDOUT):
+            for param in context.command.params:
+                option = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+                for path in _paths(options.get(str(param.name))):
+                    check_apart({option: path, "--json": json_file}, {}, OutputError)
+        output = Output(str(context.info_name), json_file)
         try:
             function(output, **options)
         except click.exceptions.Exit:
@@ -91,6 +97,12 @@ def reporting(function: Callable[..., None]) -> Callable[..., None]:
             raise click.exceptions.Exit(RUN_FAILED)
 
     return command
+
+
+def _paths(value: Any) -> list[Path | str]:
+    """The files among the values of a parameter: also one that is still to be made, where they can be nothing else."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in values if isinstance(item, Path) or (isinstance(item, str) and os.path.isfile(item))]
 
 
 class Names(click.ParamType):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ class Output:
             return
         text = json.dumps(self.document(), indent=1, ensure_ascii=self.target == STDOUT, allow_nan=False) + "\n"
         if self.target == STDOUT:
+            if sys.stdout is None:  # as with >&-
+                raise OutputError("--json -: there is no standard output; name a file")
             sys.stdout.write(text)
             sys.stdout.flush()
             return
@@ -83,3 +86,17 @@ def check_place(option: str, path: Path, failure: type[TwinGradError]) -> None:
     reason = obstacle(path)
     if reason is not None:
         raise failure(f"{option}: cannot write {path}: {reason}; give a file in an existing folder with write access")
+
+
+def check_apart(
+    written: Mapping[str, Path | str | None], read: Mapping[str, Path | str | None], failure: type[TwinGradError]
+) -> None:
+    """Raise `failure` where one file would be written by two options, or by one and is read: each by its option."""
+    places = {os.path.realpath(path): option for option, path in read.items() if path and os.path.isfile(path)}
+    for option, path in written.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path)
+        if place in places and (os.path.isfile(place) or not os.path.exists(place)):
+            raise failure(f"{places[place]} and {option} name the same file, {path}: give two files")
+        places[place] = option

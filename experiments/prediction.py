@@ -16,7 +16,7 @@ from bridge.spec import ModelSpec
 from bridge.worker import Worker
 from experiments.errors import InputError, write
 from experiments.formats import fixed
-from experiments.output import Output, check_place
+from experiments.output import Output, check_apart, check_place
 from experiments.progress import table
 from experiments.rows import Rows, fitted, load_dataset, load_npy, load_spec
 from experiments.score import Score
@@ -41,6 +41,8 @@ def predict(request: Prediction, output: Output) -> None:
     spec = load_spec(request.spec)
     if request.save is not None:
         check_place("--save", request.save, InputError)
+        read: dict[str, Path | str | None] = {"SPEC": request.spec, "WEIGHTS": request.weights, "INPUT": request.input}
+        check_apart({"--save": request.save}, read, InputError)
     params = weights.load(request.weights, spec)
     given = _rows_to_predict(request, spec, output)
     registry.get(request.engine).prepare()

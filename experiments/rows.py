@@ -105,7 +105,9 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
             f"{source}: model {spec.name} reads {spec.input.dtype}, and the rows are {rows.x.dtype}: a file that is "
             f"mapped is used as it is; write it as {spec.input.dtype}"
         )
-    x = np.ascontiguousarray(rows.x.reshape(len(rows.x), *sample), dtype=spec.input.dtype)
+    if not len(rows.x):
+        raise InputError(f"{source}: there are no rows")
+    x = _as(spec.input.dtype, rows.x.reshape(len(rows.x), *sample), f"{source}: the rows")
     if rows.y is None:
         return replace(rows, x=x)
     if rows.y.ndim == 0 or rows.y.dtype.kind not in "fiub":
@@ -121,7 +123,23 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
         expected = ", ".join(["N", *map(str, target.shape)])
         raise InputError(f"{source}: model {spec.name} expects targets of shape ({expected}), found {rows.y.shape}")
     # No view of a file: one that is asked for again is another array, which would be written out for the worker anew.
-    return replace(rows, x=x, y=np.asarray(rows.y.reshape(len(rows.y), *target.shape).astype(spec.dtype)))
+    y = _as(spec.dtype, np.array(rows.y.reshape(len(rows.y), *target.shape)), f"{source}: the targets")
+    return replace(rows, x=x, y=y)
+
+
+def _as(dtype: str, values: NDArray[Any], what: str) -> NDArray[Any]:
+    """The values in C order and in this dtype; `InputError` where one of them is too large for it."""
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(values, dtype=dtype)
+    if values.dtype.kind == "f" and found.dtype != values.dtype:
+        lost = np.isinf(found) & np.isfinite(values)
+        if lost.any():
+            first = int(np.argmax(lost.reshape(len(lost), -1).any(axis=1)))
+            raise InputError(
+                f"{what} have numbers too large for {dtype}, such as {values[lost][0]:g} in row {first}; scale "
+                'them, or take a model whose input.dtype is "float64"'
+            )
+    return found
 
 
 def load_npy(path: Path) -> NDArray[Any]:

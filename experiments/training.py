@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from experiments.checkpoint import Arrays, Checkpoint
 from experiments.errors import InputError
 from experiments.formats import duration, fixed, scientific
 from experiments.mpi import Here, check_agreement
-from experiments.output import Output, check_place
+from experiments.output import Output, check_apart, check_place
 from experiments.progress import Lines, Steps
 from experiments.rows import MOST_BYTES, Rows, load_rows, load_spec
 from experiments.score import Score
@@ -100,15 +99,10 @@ class Training:
         files = {"--save": self.save, "--checkpoint": self.checkpoint}
         if self.curve not in (None, curve.TERMINAL):
             files["--curve"] = Path(str(self.curve))
-        places: dict[str, str] = {}
         for option, path in files.items():
-            if path is None:
-                continue
-            check_place(option, path, InputError)
-            place = os.path.realpath(path)
-            if place in places and (os.path.isfile(place) or not os.path.exists(place)):
-                raise InputError(f"{places[place]} and {option} name the same file, {path}: give two files")
-            places[place] = option
+            if path is not None:
+                check_place(option, path, InputError)
+        check_apart(files, {"SPEC": self.spec, "--data": self.data}, InputError)
         if self.checkpoint is not None or not self.rates.is_constant:
             registry.check_resumable(self.engine)
 

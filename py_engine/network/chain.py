@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from py_engine.ad.op import as_tensor
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.state import restoring, scope
 from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
@@ -169,8 +170,8 @@ class Chain:
         ids = list(self.layers)
         if isinstance(layer, str) and layer in ids:
             return layer
-        if isinstance(layer, int) and -len(ids) <= layer < len(ids):
-            return ids[layer]
+        if is_whole(layer, -len(ids)) and int(layer) < len(ids):
+            return ids[int(layer)]
         raise ConfigurationError(f"no layer {layer!r} in this chain of {len(ids)}: {', '.join(ids) or 'empty'}")
 
     def _become(self, layers: dict[str, Layer], values: Mapping[str, ArrayLike] | None = None) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from py_engine.ad import ops
+from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError
 from py_engine.network.chain import Chain
@@ -54,9 +55,9 @@ class Concat(Joining, op="concat"):
 
     def __init__(self, axis: int = 0, name: str | None = None) -> None:
         super().__init__(name)
-        if isinstance(axis, bool) or not isinstance(axis, int) or axis < 0:
+        if not is_whole(axis, 0):
             raise ConfigurationError(f"Concat: axis must be an integer >= 0, actual {axis!r}")
-        self.axis = axis
+        self.axis = int(axis)
 
     def merged_shape(self, shapes: Sequence[Shape]) -> Shape:
         """The lengths along the axis added up."""
@@ -89,6 +90,9 @@ class Graph(Chain):
         dtype: DTypeLike = np.float32,
         values: Mapping[str, ArrayLike] | None = None,
     ) -> None:
+        for name, read in inputs.items():
+            if isinstance(read, str) or not all(isinstance(other, str) for other in read):
+                raise ConfigurationError(f"inputs of layer {name!r}: expected a list of names, actual {read!r}")
         self.inputs = {name: tuple(read) for name, read in inputs.items()}
         super().__init__(*layers, seed=seed, dtype=dtype, values=values)
 

@@ -471,6 +471,13 @@ class Dropout(Layer, op="dropout"):
         return stream(self.seed, f"{where}/{number}{f'/{self.rank}' if self.rank else ''}")
 
 
+def settings_of(layer: Layer) -> dict[str, Any]:
+    """Return the constructor's arguments of a layer of the model spec; of others nothing: these may change theirs."""
+    if type(layer) not in LAYERS.values():
+        return {}
+    return {name: vars(layer)[name] for name in inspect.signature(type(layer)).parameters if name in vars(layer)}
+
+
 def dropouts_of(layers: Mapping[str, Layer]) -> dict[str, Dropout]:
     """Return the dropout layers among these and in what they hold, by their names: `layer`, or `layer.place`."""
     found = {name: layer for name, layer in layers.items() if isinstance(layer, Dropout)}

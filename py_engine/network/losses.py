@@ -8,7 +8,7 @@ whole batch, which its shards add up (`couples_batch`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -82,7 +82,7 @@ def get(loss: str | Loss, **settings: Any) -> Loss:
     """
     if isinstance(loss, Loss):
         return loss
-    if loss not in LOSSES:
+    if not isinstance(loss, str) or loss not in LOSSES:
         raise ConfigurationError(f"unknown loss {loss!r}; there are: {', '.join(LOSSES)}")
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -104,6 +104,8 @@ def _is_number(value: Any, least: float, most: float = math.inf) -> bool:
 
 
 def _are_weights(value: Any) -> bool:
+    if isinstance(value, Mapping | Set):  # lists of their keys, or in an order that is not the classes'
+        return False
     try:
         weights = list(value)
     except TypeError:
@@ -113,7 +115,7 @@ def _are_weights(value: Any) -> bool:
 
 _SETTINGS: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
     "softmax_cross_entropy": {
-        "class_weights": (_are_weights, "finite numbers >= 0, not all of them 0"),
+        "class_weights": (_are_weights, "finite numbers >= 0 in the order of the classes, not all of them 0"),
         "label_smoothing": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1"),
         "ignored_class": (is_whole, "a whole number"),
     },
@@ -165,6 +167,11 @@ def _classes(
 ) -> NDArray[Any]:
     loss = "softmax_cross_entropy"
     *expected, classes = outputs_shape
+    if classes < 2:
+        raise ConfigurationError(
+            f"{loss}: expected a model with 2 outputs or more, one for each class, actual {classes}; "
+            "for a single logit there is binary_cross_entropy"
+        )
     if class_weights is not None and len(class_weights) != classes:
         raise ConfigurationError(
             f"{loss}: expected class_weights for {classes} classes, which the model has, actual {len(class_weights)}"

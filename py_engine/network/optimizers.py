@@ -61,6 +61,23 @@ _Block = tuple[Vector, Vector, Vector, Vector, tuple[Vector, ...]]
 """Parameters, gradient, decayed gradient, scratch, state."""
 
 
+class _Number:
+    """A setting that is checked whenever it is set, also after the optimizer is made."""
+
+    def __init__(self, optional: bool = False, **limits: float) -> None:
+        self.optional, self.limits = optional, limits
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, optimizer: Optimizer | None, owner: type) -> Any:
+        return self if optimizer is None else optimizer.__dict__[self.name]
+
+    def __set__(self, optimizer: Optimizer, value: Any) -> None:
+        unset = self.optional and value is None
+        optimizer.__dict__[self.name] = None if unset else optimizer._number(self.name, value, **self.limits)
+
+
 class Optimizer(ABC):
     """What all optimizers share: the settings, the state, clipping, weight decay, and the loop over blocks.
 
@@ -78,6 +95,12 @@ class Optimizer(ABC):
     state_names: tuple[str, ...] = ()
     """Names of the arrays, each as long as the parameter vector, that the rule keeps between steps."""
 
+    learning_rate = _Number(at_least=0.0)
+    """The step size."""
+    weight_decay = _Number(at_least=0.0)
+    clip_norm = _Number(optional=True, above=0.0)
+    clip_value = _Number(optional=True, above=0.0)
+
     def __init__(
         self,
         learning_rate: float,
@@ -87,9 +110,9 @@ class Optimizer(ABC):
         clip_value: float | None = None,
     ) -> None:
         self.learning_rate = learning_rate
-        self.weight_decay = self._number("weight_decay", weight_decay, at_least=0.0)
-        self.clip_norm = None if clip_norm is None else self._number("clip_norm", clip_norm, above=0.0)
-        self.clip_value = None if clip_value is None else self._number("clip_value", clip_value, above=0.0)
+        self.weight_decay = weight_decay
+        self.clip_norm = clip_norm
+        self.clip_value = clip_value
         self.steps = 0
         self._vector: Vector | None = None
         self._cuts: set[int] = set()
@@ -111,15 +134,6 @@ class Optimizer(ABC):
         """
 
     # What a user calls.
-
-    @property
-    def learning_rate(self) -> float:
-        """The step size."""
-        return self._learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._learning_rate = self._number("learning_rate", value, at_least=0.0)
 
     @property
     def decided(self) -> bool:
@@ -199,6 +213,11 @@ class Optimizer(ABC):
         actual = {name: np.shape(array) for name, array in state.items()}
         if actual != expected:
             raise ParameterError(f"{self._name}.load_state: expected arrays {expected}, actual {actual}")
+        for name, array in state.items():
+            if np.asarray(array).dtype.kind not in "fiu":
+                raise ParameterError(f"{self._name}.load_state: expected real numbers as {name}, actual {array!r}")
+        if not int(state["steps"]) == state["steps"] >= 0:
+            raise ParameterError(f"{self._name}.load_state: expected steps >= 0, actual {state['steps']}")
         self.steps = int(state["steps"])
         for name, array in self._state.items():
             array[...] = state[name]
@@ -393,6 +412,7 @@ class RMSProp(WithMomentum):
     """
 
     kept_always = ("square",)
+    eps = _Number(at_least=SMALLEST_EPS)
 
     def __init__(
         self,
@@ -407,7 +427,7 @@ class RMSProp(WithMomentum):
     ) -> None:
         super().__init__(learning_rate, weight_decay=weight_decay, clip_norm=clip_norm, clip_value=clip_value)
         self.alpha = alpha
-        self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
+        self.eps = eps
         self.momentum = momentum
 
     @property
@@ -447,6 +467,7 @@ class Adam(Optimizer):
     """
 
     state_names = ("mean", "square")
+    eps = _Number(at_least=SMALLEST_EPS)
 
     def __init__(
         self,
@@ -460,7 +481,7 @@ class Adam(Optimizer):
     ) -> None:
         super().__init__(learning_rate, weight_decay=weight_decay, clip_norm=clip_norm, clip_value=clip_value)
         self.betas = betas
-        self.eps = self._number("eps", eps, at_least=SMALLEST_EPS)
+        self.eps = eps
 
     @property
     def betas(self) -> tuple[float, float]:

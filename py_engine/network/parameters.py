@@ -176,6 +176,8 @@ class Parameters(FlatVector):
                 )
             )
         arrays = {name: self._checked(name, values[name]) for name in self.arrays}
+        # Of these parameters' own memory, such as two tensors that change places, all is read before any is written.
+        arrays = {name: a.copy() if np.may_share_memory(a, self.memory) else a for name, a in arrays.items()}
         for name, array in arrays.items():
             self.arrays[name][...] = array
 

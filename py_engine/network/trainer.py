@@ -43,7 +43,7 @@ from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFini
 from py_engine.network import losses
 from py_engine.network.chain import Chain
 from py_engine.network.dropout_streams import DropoutStreams
-from py_engine.network.layers import dropouts_of
+from py_engine.network.layers import dropouts_of, settings_of
 from py_engine.network.lazy_updates import LOOKED_UP, WINDOW, LazyUpdates
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
@@ -141,6 +141,8 @@ class Trainer:
         for layer in dropouts.values():
             layer.rank = self._rank
         self._streams = DropoutStreams(dropouts)
+        layers = chain.layers | dropouts
+        self._settings = {name: (vars(layer), settings_of(layer)) for name, layer in layers.items()}
         self.parameters = chain.parameters
         self._gradient = self.parameters.zeros_like()
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
@@ -322,8 +324,10 @@ class Trainer:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Copy a `state` back in. Raises `ParameterError`, and changes nothing, if it doesn't fit."""
         expected = self._own_state()
-        if state.keys() != expected.keys() or (
-            self.accumulate > 1 and state["total"].shape != self._total.vector.shape
+        of_updates = [name for name in ("pending", "total") if name in expected]
+        if state.keys() != expected.keys() or any(
+            np.shape(state[name]) != expected[name].shape or np.asarray(state[name]).dtype.kind not in "fiu"
+            for name in of_updates
         ):
             raise ParameterError(f"Trainer.load_state: expected {', '.join(expected)}; found {', '.join(state)}")
         streams = {name: self._own_streams(state[f"dropout.{name}"]) for name in self._streams.layers}
@@ -661,6 +665,13 @@ class Trainer:
     def _samples(self, x: ArrayLike) -> Array:
         if self.chain.parameters is not self.parameters:
             raise ConfigurationError("the chain's layers were changed after this trainer was made; make a new trainer")
+        for layer, (now, made) in self._settings.items():
+            for name, value in made.items():
+                if now[name] is not value and repr(now[name]) != repr(value):
+                    raise ConfigurationError(
+                        f"layer {layer!r}: {name} was changed from {value!r} to {now[name]!r} after this trainer was "
+                        "made, which plans its steps by it; make a new trainer"
+                    )
         array = np.asarray(x)
         embedding = self.chain.takes_ids
         if embedding is not None and array.dtype.kind not in "iu":
@@ -689,8 +700,9 @@ class Trainer:
         samples = self._samples(x)
         if not len(samples):
             raise ShapeError("there are no samples")
-        if len(np.asarray(y)) != len(samples):
-            raise LabelError(f"{len(samples)} samples need as many targets, got {len(np.asarray(y))}")
+        count = len(np.atleast_1d(np.asarray(y)))
+        if count != len(samples) or not np.ndim(y):
+            raise LabelError(f"{len(samples)} samples need as many targets, got {count if np.ndim(y) else repr(y)}")
         outputs_shape = (len(samples), *self.chain.output_shape(samples.shape[1:]))
         targets = losses.check_targets(self.loss, outputs_shape, y, self.parameters.dtype)
         if self._one_hot:

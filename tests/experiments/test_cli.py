@@ -589,6 +589,8 @@ def test_training_goes_on_from_weights(twingrad: Any, rows: Path) -> None:
         ({"x_train": np.zeros((3, 784)), "y_train": np.zeros(2, int)}, "3 rows but 2 labels"),
         ({"x_train": np.zeros((3, 784)), "y_train": np.array([0, 1, 10])}, "10"),
         ({"x_train": np.array([["a"]]), "y_train": np.zeros(1, int)}, "rows must be numbers"),
+        ({"x_train": np.full((1, 784), 1e300), "y_train": np.zeros(1, int)}, "too large for float32, such as 1e+300"),
+        ({"x_train": np.zeros((0, 784)), "y_train": np.zeros(0, int)}, "bad.npz: there are no rows"),
         ({"x_train": np.zeros((3, 784)), "y_train": np.int64(1)}, "expected a label, or numbers, for each row"),
         ({"x_train": np.zeros((2, 784)), "y_train": np.array(["a", "b"])}, "expected a label, or numbers, for"),
         ({"x_train": np.zeros((2, 784)), "y_train": np.zeros(2, complex)}, "expected a label, or numbers, for"),
@@ -602,6 +604,26 @@ def test_rows_that_do_not_fit_are_refused(
     said = twingrad("train", "mnist-rnn", "--data", "bad.npz", "--engine", "numpy", "--threads", "1")
     assert said.code in (1, 2)
     assert said.err.startswith("error: ") and expected in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["check", "model.toml", "--json", "model.toml"], "SPEC and --json"),
+        (["train", "model.toml", "--data", "rows.npz", "--json", "rows.npz"], "--data and --json"),
+        (["train", "model.toml", "--data", "rows.npz", "--save", "new", "--json", "new"], "--save and --json"),
+        (["train", "model.toml", "--data", "rows.npz", "--save", "model.toml"], "SPEC and --save"),
+        (["predict", "model.toml", "w.safetensors", "rows.npy", "--save", "rows.npy"], "INPUT and --save"),
+    ],
+)
+def test_what_a_command_reads_is_not_replaced(arguments: list[str], options: str, twingrad: Any) -> None:
+    Path("model.toml").write_text(papers.model_path("mnist-rnn").read_text())
+    for name in ("rows.npz", "rows.npy", "w.safetensors"):
+        Path(name).write_text("mine")
+    before = {path: path.read_text() for path in Path().iterdir() if path.is_file()}
+    said = twingrad(*arguments)
+    assert said.code == 2 and f"error: {options} name the same file, " in said.err
+    assert {path: path.read_text() for path in before} == before
 
 
 def test_weights_of_another_network_are_refused(twingrad: Any, rows: Path) -> None:

@@ -317,6 +317,27 @@ def test_as_dict_and_load_go_round_in_place():
     assert not source.parameters.arrays["rnn.bias"].any()
 
 
+def test_loading_tensors_that_change_places():
+    chain = Chain(Dense(3, 3, name="a"), Dense(3, 3, name="b"))
+    before, views = chain.parameters.as_dict(), chain.parameters.arrays
+    chain.parameters.load({name: views[("b" if name[0] == "a" else "a") + name[1:]] for name in views})
+    np.testing.assert_array_equal(views["a.weight"], before["b.weight"])
+    np.testing.assert_array_equal(views["b.weight"], before["a.weight"])
+
+
+def test_layers_are_found_by_integers_of_numpy_and_not_by_truth_values():
+    chain = Chain(Dense(3, 3), Dense(3, 2))
+    assert chain[np.int64(-1)] is chain["dense2"] and chain[np.uint8(0)] is chain["dense"]
+    with pytest.raises(ConfigurationError, match="no layer True in this chain of 2"):
+        chain[True]
+
+
+@pytest.mark.parametrize("read", ["below", ["below", 1]])
+def test_what_a_layer_of_a_graph_reads_is_a_list_of_names(read):
+    with pytest.raises(ConfigurationError, match=r"inputs of layer 'above': expected a list of names, actual .*below"):
+        Graph(Dense(3, 3, name="below"), Dense(3, 3, name="above"), inputs={"above": read})
+
+
 def test_loading_rounds_to_the_dtype_of_the_model():
     parameters = mnist_rnn().parameters
     wide = {name: array.astype(np.float64) + 1e-12 for name, array in parameters.as_dict().items()}

@@ -104,6 +104,8 @@ def test_a_weight_of_positives_equals_torchs():
         ("softmax_cross_entropy", {"positive_weight": 2}, "there is no setting 'positive_weight'; there are: class_w"),
         ("softmax_cross_entropy", {"class_weights": [1, -2]}, r"class_weights must be finite .* actual \[1, -2\]"),
         ("softmax_cross_entropy", {"class_weights": [0, 0.0]}, "not all of them 0"),
+        ("softmax_cross_entropy", {"class_weights": {0: 1.0, 1: 2.0}}, "in the order of the classes"),
+        ("softmax_cross_entropy", {"class_weights": {1.0, 2.0}}, "in the order of the classes"),
         ("softmax_cross_entropy", {"class_weights": 3}, "class_weights must be finite numbers"),
         ("softmax_cross_entropy", {"label_smoothing": 1.5}, "label_smoothing must be a number from 0 to 1, actual 1.5"),
         ("softmax_cross_entropy", {"ignored_class": 0.5}, "ignored_class must be a whole number, actual 0.5"),
@@ -192,7 +194,14 @@ def test_bad_targets_are_named(name, outputs_shape, targets, message):
         check_targets(name, outputs_shape, targets)
 
 
+def test_one_class_is_refused():
+    with pytest.raises(ConfigurationError, match=r"expected a model with 2 outputs or more, .* actual 1; for a single"):
+        check_targets("softmax_cross_entropy", (3, 1), np.zeros(3, int))
+
+
 def test_an_unknown_loss_is_named():
+    with pytest.raises(ConfigurationError, match=r"unknown loss \['hinge'\]; there are: softmax_cross_entropy, "):
+        get(["hinge"])
     with pytest.raises(ConfigurationError, match="unknown loss 'hinge'; there are: softmax_cross_entropy, "):
         get("hinge")
 

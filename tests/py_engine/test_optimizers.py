@@ -124,6 +124,8 @@ def test_momentum_that_is_switched_on_collects_from_then_on():
     [
         (SGD(), "momentum", 1.0), (RMSProp(), "momentum", -0.1), (RMSProp(), "alpha", "0.9"),
         (Adam(), "betas", 0.9), (Adam(), "betas", (0.9, 1.0)), (AdamW(), "betas", (np.nan, 0.9)),
+        (SGD(clip_norm=1), "clip_norm", -1), (SGD(), "clip_value", 0), (SGD(), "weight_decay", np.nan),
+        (Adam(), "eps", 0.0), (RMSProp(), "eps", -1.0), (SGD(), "learning_rate", True),
     ],
     ids=str,
 )  # fmt: skip
@@ -277,6 +279,9 @@ def test_a_state_of_another_optimizer_is_refused_and_changes_nothing():
     run(rmsprop, start, gradients[:3])
     with pytest.raises(ParameterError, match=r"RMSProp\.load_state: expected arrays"):
         rmsprop.load_state(adam.state())
+    for change in ({"steps": np.array(-1)}, {"square": rmsprop.state()["square"].astype(str)}):
+        with pytest.raises(ParameterError, match=r"RMSProp\.load_state: expected (steps >= 0|real numbers as square)"):
+            rmsprop.load_state({**rmsprop.state(), **change})
     assert rmsprop.steps == 3
 
 

@@ -1141,3 +1141,28 @@ def test_each_step_has_its_own_learning_rate(batch):
         with pytest.raises(ConfigurationError, match="learning rates must be finite numbers >= 0"):
             at_once.train_epoch(x, y, rates=wrong)
     np.testing.assert_array_equal(at_once.parameters.vector, before)
+
+
+def test_settings_of_layers_that_are_changed_later_are_refused(rng):
+    chain = Chain(Dense(4, 8, "relu"), Dropout(0.5), Dense(8, 3))
+    trainer = Trainer(chain, threads=1)
+    x, y = rng.normal(size=(6, 4)).astype(np.float32), np.arange(6) % 3
+    trainer.train_epoch(x, y)
+    chain["dropout"].rate = 0.0
+    for use in (lambda: trainer.train_epoch(x, y), lambda: trainer.predict(x)):
+        with pytest.raises(ConfigurationError, match=r"layer 'dropout': rate was changed from 0\.5 to 0\.0 after this"):
+            use()
+    Trainer(chain, threads=1).train_epoch(x, y)
+
+
+def test_targets_that_are_one_number_are_refused(rng):
+    with pytest.raises(LabelError, match=r"1 samples need as many targets, got 0$"):
+        Trainer(Chain(Dense(4, 3)), threads=1).train_epoch(rng.normal(size=(1, 4)).astype(np.float32), 0)
+
+
+@pytest.mark.parametrize("change", [{"pending": np.array([1, 2])}, {"total": np.zeros(3)}, {"total": [0.0]}])
+def test_a_state_of_accumulated_gradients_that_does_not_fit_changes_nothing(change):
+    trainer = Trainer(Chain(Dense(4, 3)), threads=1, accumulate=2)
+    with pytest.raises(ParameterError, match=r"Trainer\.load_state: expected "):
+        trainer.load_state({**trainer.state(), "optimizer.steps": np.array(7), **change})
+    assert trainer.optimizer.steps == 0
