@@ -372,3 +372,13 @@ def test_exponents_that_int64_cannot_hold_are_refused_by_ldexp():
     for run in (lambda f: f, pe.compile):
         with pytest.raises(DTypeError, match="int64"):
             run(lambda x, n: np.ldexp(Tensor(x) if isinstance(x, np.ndarray) else x, n))(np.ones(2), exponents)
+
+
+@pytest.mark.parametrize("number", [np.float64(0.5), np.float32(0.5), np.int64(3), np.bool_(True)])
+def test_a_tensor_of_numpys_scalar_holds_an_array(number):
+    x = Tensor(number)
+    assert isinstance(x.data, np.ndarray) and x.shape == () and x.dtype == number.dtype
+    for function in (lambda x: np.stack([x, x]), lambda x: np.hstack([x, x]), lambda x: np.append(x, x)):
+        expected, found = function(number), function(x)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found.numpy(), expected)
