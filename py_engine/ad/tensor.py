@@ -98,6 +98,8 @@ class Tensor(Operators):
             raise _no_gradient(data.dtype)
         if data.__class__ is not np.ndarray:
             check_class(data)
+            if isinstance(data, np.generic):  # no memory that an op could read or compare
+                data = np.asarray(data)
         self.data = data
         self.shape = data.shape
         self.dtype = data.dtype

@@ -11,6 +11,7 @@ import py_engine as pe
 from py_engine import Tensor
 from py_engine.ad import ops
 from py_engine.ad.ops import blocks, convolution
+from py_engine.errors import DTypeError
 
 LARGE = 20_000
 """Elements from which on `where` selects by bits."""
@@ -343,3 +344,41 @@ def test_the_slopes_of_a_largest_element_that_is_nan_are_zero_in_both_modes(func
     for run in (lambda f: f, pe.compile):
         np.testing.assert_array_equal(run(pe.grad(function))(x), np.zeros_like(x))
         assert run(lambda x: pe.jvp(function, (x,), (np.ones_like(x),))[1])(x) == 0
+
+
+@pytest.mark.parametrize("other", [0.3, np.float64(0.3), np.float32(0.3), 2, True, np.array([0.3]), np.array([2, 3])])
+def test_float_power_of_float32_takes_the_other_operand_as_it_is(other):
+    x = np.array([0.5, 0.7], np.float32)
+    for function in (lambda x: np.float_power(x, other), lambda x: np.float_power(other, x)):
+        expected = function(x)
+        for found in (function(Tensor(x)).numpy(), pe.compile(function)(x)):
+            assert found.dtype == expected.dtype == np.float64
+            np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
+def test_float_power_takes_no_square_root_and_has_derivatives(rng):
+    x = np.array([-np.inf, -0.0, 4.0])
+    for run in (lambda f: lambda x: np.asarray(f(Tensor(x))), pe.compile):
+        found = run(lambda x: np.float_power(x, 0.5))(x)
+        np.testing.assert_array_equal(found, [np.inf, 0, 2])
+        assert not np.signbit(found).any()
+    a, b = 0.5 + rng.random(3), rng.standard_normal(3)
+    pe.gradcheck(lambda a, b: np.sum(np.float_power(a, b)), a, b)
+    pe.gradcheck(lambda a: np.sum(pe.grad(lambda a: np.sum(np.float_power(a, a)))(a) * b), a)
+
+
+def test_exponents_that_int64_cannot_hold_are_refused_by_ldexp():
+    exponents = np.array([1, 2], np.uint64)
+    for run in (lambda f: f, pe.compile):
+        with pytest.raises(DTypeError, match="int64"):
+            run(lambda x, n: np.ldexp(Tensor(x) if isinstance(x, np.ndarray) else x, n))(np.ones(2), exponents)
+
+
+@pytest.mark.parametrize("number", [np.float64(0.5), np.float32(0.5), np.int64(3), np.bool_(True)])
+def test_a_tensor_of_numpys_scalar_holds_an_array(number):
+    x = Tensor(number)
+    assert isinstance(x.data, np.ndarray) and x.shape == () and x.dtype == number.dtype
+    for function in (lambda x: np.stack([x, x]), lambda x: np.hstack([x, x]), lambda x: np.append(x, x)):
+        expected, found = function(number), function(x)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found.numpy(), expected)

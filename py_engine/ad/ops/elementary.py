@@ -95,14 +95,16 @@ reciprocal = elementwise(
 )
 
 
-def _pow_base(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
+def pow_base(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
+    """Return the derivative of a power by its base."""
     if isinstance(p, Literal) and p.item() not in (0, 1):
         return p * (x if p.item() == 2 else pow(x, p.item() - 1))
     # p x^(p-1), and 0 at x = p = 0, where x^(p-1) is infinite.
     return p * pow(x, where(equal(p, 0) * equal(x, 0), 1, p - 1))
 
 
-def _pow_exponent(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
+def pow_exponent(y: Tensor, x: Tensor, p: Tensor) -> Tensor:
+    """Return the derivative of a power by its exponent."""
     # y log x, and its limit 0 at x = 0 for p >= 0, where log x is infinite.
     return y * log(where(equal(x, 0) * greater_equal(p, 0), 1, x))
 
@@ -126,9 +128,7 @@ def _infer_pow(x: Tensor, p: Tensor) -> tuple[Shape, Any]:
     return shape, dtype
 
 
-pow = elementwise(
-    "pow", np.power, _pow_base, _pow_exponent, doc="x to the power p", scalar=_pow_scalar, infer=_infer_pow
-)
+pow = elementwise("pow", np.power, pow_base, pow_exponent, doc="x to the power p", scalar=_pow_scalar, infer=_infer_pow)
 
 # Exponentials and logarithms ------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from py_engine.ad.op import (
 )
 from py_engine.ad.ops.along import cumprod, cumsum
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, wholes
-from py_engine.ad.ops.elementary import astype, pow
+from py_engine.ad.ops.elementary import astype, pow_base, pow_exponent
 from py_engine.ad.ops.shape import concatenate, moveaxis, part_of, reshape, stack
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor, plain_array, real_array
 from py_engine.errors import DTypeError, ShapeError
@@ -73,8 +73,8 @@ def _frexp(x: Operand, /) -> tuple[Tensor, Tensor]:
 
 
 def _infer_ldexp(x: Tensor, n: Tensor) -> tuple[Shape, Any]:
-    if n.dtype.kind not in "iu":
-        raise DTypeError(f"expected whole numbers as exponents, got {n.dtype}")
+    if n.dtype.kind not in "iu" or not np.can_cast(n.dtype, np.int64):
+        raise DTypeError(f"expected whole numbers as exponents, which int64 can hold, got {n.dtype}")
     return broadcast((x, n)), float_only(x.dtype)
 
 
@@ -108,13 +108,19 @@ NUMPY[np.spacing] = Op(
 )
 
 
+_FLOAT_POWER = elementwise(  # numpy's takes no square root where the exponent is 0.5, as its power does
+    "float_power", np.float_power, pow_base, pow_exponent, doc="x to the power p, in float64", in_table=False
+)
+
+
 @implements(np.float_power)
 def _float_power(x1: Operand, x2: Operand, /) -> Tensor:
-    a, b = as_tensors((x1, x2))
+    # Each by itself: a number beside float32 would be rounded to that first.
+    a, b = as_tensor(x1), as_tensor(x2)
     for x in (a, b):
         if x.dtype.kind == "f":
             float_only(x.dtype)
-    return pow(astype(a, np.float64), astype(b, np.float64))
+    return _FLOAT_POWER(astype(a, np.float64), astype(b, np.float64))
 
 
 # Bessel functions -------------------------------------------------------------------------------------------
@@ -275,7 +281,7 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
         x = as_tensor(array)
         if isinstance(axis, tuple) and len(axis) == 1:
             (axis,) = axis
-        axis = axis_of(axis, x.ndim, f"{name}, which reduces one axis:", x.shape)
+        axis = axis_of(axis, x.ndim, f"{name}, which reduces one axis", x.shape)
         if not x.shape[axis]:
             raise ShapeError(f"{name}: there is no element along axis {axis} of shape {x.shape}")
         if dtype is not None and x.dtype in FLOATS:
