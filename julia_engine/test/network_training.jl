@@ -578,6 +578,9 @@ end
     for (f, expected_text) in (
         (() -> weighted(class_weights=[1, -1]), "class_weights must be finite numbers >= 0"),
         (() -> weighted(class_weights=[0, 0]), "not all of them 0"),
+        (() -> weighted(class_weights=Dict(1 => 0.5, 2 => 1)), "in the order of the classes"),
+        (() -> weighted(class_weights=Set([0.5, 1, 2])), "in the order of the classes"),
+        (() -> evaluate(Trainer(Chain(Dense(12 => 1); dtype=Float64); threads=1), x, ones(Int, length(y))), "a model with 2 outputs or more"),
         (() -> weighted(label_smoothing=2), "label_smoothing must be a number from 0 to 1, got 2"),
         (() -> weighted(ignored_class=0.5), "ignored_class must be a whole number"),
         (() -> weighted(positive_weight=2), "softmax_cross_entropy: there is no setting positive_weight"),
@@ -868,6 +871,22 @@ end
     p, g, state = ones(Float32, 10), ones(Float32, 10), State{Float32}(SGD(), 10)
     step!(Adam(0.1), state, p, g)
     @test all(isfinite, p) && length(state.first) == length(state.second) == 10
+end
+
+@testset "settings of an optimizer are checked when they are set, too: $(typeof(o))" for o in (SGD(), RMSProp(), Adam(), AdamW())
+    wrong = [:learning_rate => -1, :weight_decay => -0.1, :clip_norm => -1, :clip_norm => 0, :clip_value => NaN, :weight_decay => "no",
+        :momentum => 1, :alpha => -1, :beta1 => 1.5, :beta2 => NaN, :eps => 0]
+    for (name, value) in wrong
+        hasfield(typeof(o), name) || continue
+        before = getfield(o, name)
+        @test occursin("$(nameof(typeof(o))): $name must be", message_of(() -> setproperty!(o, name, value)))
+        @test getfield(o, name) === before
+    end
+    o.clip_norm, o.learning_rate = 2, 1 // 2
+    @test o.clip_norm === 2.0 && o.learning_rate === 0.5
+    o.clip_norm = nothing
+    @test o.clip_norm == Inf
+    @test occursin("keeps its rate", message_of(() -> Dropout(0.5).rate = 0.1))
 end
 
 @testset "of an update that fails nothing is left, $(threads) threads, replay: $replay" for threads in unique((1, MANY)), replay in (true, false)

@@ -283,7 +283,7 @@ SPOILED = {
     "objects": "x_train.npy: not an array that can be mapped",
     "no array": "x_train.npy: not an array that can be mapped",
     "empty file": "x_train.npy: not an array that can be mapped",
-    "no rows": "0 rows but 60 labels",
+    "no rows": "there are no rows",
     "a folder": "x_train.npy: this is no regular file",
     "nothing": "expected the arrays x_train and y_train, found y_train",
     "other rows": "50 rows but 60 labels",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -270,13 +271,15 @@ def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
         (["--engine", "jax", "--checkpoint", "c.safetensors"], "engines that can do both: numpy, julia, torch"),
         (["--checkpoint", "no/such/c.safetensors"], "existing folder"),
         (["--checkpoint", "rows.npz"], "rows.npz exists: give --resume"),
-        (["--checkpoint", "rows.npz", "--resume"], "not a safetensors file"),
+        (["--checkpoint", "rows.npz", "--resume"], "name the same file"),
+        (["--checkpoint", "other.npz", "--resume"], "not a safetensors file"),
         (["--checkpoint", "weights.safetensors", "--resume"], "no checkpoint of `twingrad train`"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_training(options: list[str], expected: str, train: Any) -> None:
     if "weights.safetensors" in options:
         assert train("--epochs", "1", "--save", "weights.safetensors")[0] == 0
+    shutil.copy("rows.npz", "other.npz")
     code, said, _ = train("--epochs", "1", *options)
     assert code == 2 and expected in said and "EPOCH" not in said
 

@@ -436,6 +436,12 @@ function Dropout(@nospecialize(rate); seed=0, name=nothing)
     return Dropout(Float64(rate), Int(seed), checked_name(name), "", 0, 0, Tuple{String,Generator}[])
 end
 
+# Other layers cannot be changed at all; and a trainer has planned its steps by these.
+function Base.setproperty!(layer::Dropout, name::Symbol, value)
+    name in (:rate, :seed) && throw(ConfigurationError("a dropout layer keeps its $name; make a new one"))
+    return setfield!(layer, name, convert(fieldtype(Dropout, name), value))
+end
+
 output_size(layer::Dropout, input::Vector{Int}) = input
 function forward(layer::Dropout, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
     training || return x

@@ -89,9 +89,10 @@ function loss_of(@nospecialize(loss); class_weights=nothing, label_smoothing=0, 
     for (name, is_given, owner) in given
         is_given && owner != plain.name && throw(ConfigurationError("$(plain.name): there is no setting $name"))
     end
+    in_order = !(class_weights isa Union{AbstractDict,AbstractSet})  # of the classes
     weights = class_weights === nothing ? Any[] : collect(Any, class_weights)
-    class_weights === nothing || all(w -> w isa Real && isfinite(w)::Bool && w >= 0, weights) && any(w -> (w::Real) > 0, weights) ||
-        wrong("class_weights", "finite numbers >= 0, not all of them 0", class_weights)
+    class_weights === nothing || in_order && all(w -> w isa Real && isfinite(w)::Bool && w >= 0, weights) && any(w -> (w::Real) > 0, weights) ||
+        wrong("class_weights", "finite numbers >= 0 in the order of the classes, not all of them 0", class_weights)
     label_smoothing isa Real && 0 <= label_smoothing <= 1 || wrong("label_smoothing", "a number from 0 to 1", label_smoothing)
     ignored_class === nothing || ignored_class isa Integer && !(ignored_class isa Bool) ||
         wrong("ignored_class", "a whole number", ignored_class)
@@ -120,6 +121,8 @@ Throws a `LabelError`, naming the first bad sample, for labels that are not inte
 not as many as the outputs.
 """
 function checked_targets(loss::Loss, output::Vector{Int}, samples::Int, @nospecialize(targets), T::DataType)
+    loss.classes && !isempty(output) && output[1] < 2 && throw(ConfigurationError("$(loss.name): expected a model with 2 outputs " *
+        "or more, one for each class, got $(output[1]); for a single logit there is binary_cross_entropy"))
     expected = Int[target_size(loss, output); samples]
     given = collect(Int, size(targets))
     if given != expected && !(!loss.classes && !isempty(output) && output[1] == 1 && given == expected[2:end])

@@ -36,6 +36,18 @@ common_settings(who, learning_rate, weight_decay, clip_norm, clip_value) = (
     setting(who, "learning_rate", learning_rate; at_least=0.0), setting(who, "weight_decay", weight_decay; at_least=0.0),
     optional(who, "clip_norm", clip_norm), optional(who, "clip_value", clip_value))
 
+# A setting that is set later is checked as those that an optimizer is made with.
+Base.setproperty!(o::Optimizer, name::Symbol, @nospecialize(value)) = setfield!(o, name, checked_setting(o, name, value))
+
+function checked_setting(o::Optimizer, name::Symbol, @nospecialize(value))
+    who = String(nameof(typeof(o)))
+    name in (:learning_rate, :weight_decay) && return setting(who, String(name), value; at_least=0.0)
+    name in (:clip_norm, :clip_value) && return value isa Real && value == Inf ? Inf : optional(who, String(name), value)
+    name in (:momentum, :alpha, :beta1, :beta2) && return setting(who, String(name), value; at_least=0.0, below=1.0)
+    name === :eps && return setting(who, "eps", value; at_least=SMALLEST_EPS)
+    return convert(fieldtype(typeof(o), name), value)
+end
+
 """
     SGD(learning_rate=0.01; momentum=0, nesterov=false, weight_decay=0, clip_norm=nothing, clip_value=nothing)
 

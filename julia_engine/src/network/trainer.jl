@@ -181,7 +181,7 @@ function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, orde
             train_steps!(trainer, data, pointer(losses), 1, length(losses))
         else
             for (step, rate) in enumerate(rates)
-                trainer.optimizer.learning_rate = rate
+                setfield!(trainer.optimizer, :learning_rate, rate)  # checked before
                 train_steps!(trainer, data, pointer(losses), step, step)
             end
         end
@@ -1134,7 +1134,8 @@ end
 # The fast way out first: it allocates nothing.
 function checked_targets(trainer::Trainer{T}, y::AbstractArray, samples::Int) where {T}
     loss = trainer.loss
-    if loss.classes && isempty(loss.class_weights) && y isa Vector{Int64} && length(trainer.output) == 1 && length(y) == samples &&
+    if loss.classes && isempty(loss.class_weights) && y isa Vector{Int64} && length(trainer.output) == 1 &&
+       trainer.output[1] > 1 && length(y) == samples &&
        count_outside(y, 1, trainer.output[1]) == 0
         return y
     end
