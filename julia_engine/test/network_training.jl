@@ -159,6 +159,9 @@ end
     @test chain.parameters.vector == whole
 end
 
+"""The trials of a trainer's plans, decided so, as if its steps had been timed."""
+decide!(trainer, alone) = foreach(trials -> NETWORK.choose!(trials, alone), values(trainer.trials))
+
 allocated_by(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, x, y, order, losses)
 
 @testset "a whole epoch allocates nothing, $T $(typeof(o))" for T in (Float32, Float64),
@@ -174,9 +177,7 @@ allocated_by(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, x,
     long = repeat(order, 20)
     many = zeros(106)
     train_epoch!(trainer, x, y, long, many)
-    for trials in values(trainer.trials)  # one thread would be compared with all again after a while, in more regions
-        trials.decided, trials.is_alone = true, false
-    end
+    decide!(trainer, false)  # trials have more regions
     allocated_by(trainer, x, y, long, many)
     @test allocated_by(trainer, x, y, long, many) <= 4000
 end
@@ -192,9 +193,6 @@ end
     @test blas_of(1024, 1) == (alone ? 2 : 1)
     @test blas_of(1024, 64) == (alone && !AD.tiled(1024, 64, 1024, Float32) ? 2 : 1)
 end
-
-"""The trials of a trainer's plans, decided so, as if its steps had been timed."""
-decide!(trainer, alone) = foreach(trials -> NETWORK.choose!(trials, alone), values(trainer.trials))
 
 wide(T; threads, options...) = Trainer(Chain(Dense(500 => 900, relu; name="wide"), Dense(900 => 10; name="output");
     seed=1, dtype=T); batch_size=64, threads=threads, optimizer=Adam(0.001), options...)
