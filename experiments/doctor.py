@@ -42,8 +42,8 @@ OLDEST_PYTHON = (3, 11)
 DISK_NEEDED = 1_000_000_000
 """Bytes that a sweep may need at one time: the data set as arrays for the workers, captures, results."""
 
-TRIED_SECONDS = 0.8
-"""Seconds of training in which an engine finds out how many threads are the fastest."""
+TRIED_SECONDS = 3.0
+"""Seconds of training, at most, in which an engine finds out how many threads are the fastest."""
 
 EXPECTED = {
     "mnist": "train-images-idx3-ubyte.gz and its three siblings",
@@ -197,9 +197,11 @@ def _threads_in_step(worker: Worker, paper: papers.Paper) -> str:
     rule = Optimizer(training.optimizer.value, training.learning_rate.value)
     worker.build(spec, weights.initialise(spec, 0), rule, samples)
     steps, end = 10, time.monotonic() + TRIED_SECONDS
-    while time.monotonic() < end:
+    while True:
         worker.train_epoch(rows.x_train, rows.y_train, np.tile(np.arange(samples), steps))
-        steps *= 2
+        if worker.threads_decided() or time.monotonic() > end:
+            break
+        steps = min(2 * steps, 1000)
     return worker.threads_in_step()
 
 

@@ -317,7 +317,7 @@ end
     trials, steps = decided(0.5, 0.9; least=4)
     @test steps == 28 && !trials.is_alone
     trials, _ = decided(2e-3, 1e-3)
-    trials.decided_at -= 4
+    trials.decided_at -= 14
     @test 5800 <= NETWORK.at_once(trials, 10_000) <= 6000  # as many as the other 6 s have
     trials.decided_at -= 6
     NETWORK.compare_again!(trials)
@@ -332,6 +332,12 @@ end
     NETWORK.choose!(trials, false, Inf)
     NETWORK.compare_again!(trials)
     @test !trials.compares && NETWORK.at_once(trials, 10_000) == 10_000
+    of_blas, busy = NETWORK.Trials(1, true, true), 0.0  # threads of BLAS wait busily for a while, beside one that works
+    while !of_blas.decided
+        busy = of_blas.is_alone ? max(0.0, busy - 0.04) : 0.09
+        NETWORK.note!(of_blas, of_blas.is_alone ? (busy > 0 ? 0.04 : 0.01) : 0.02, 1)
+    end
+    @test of_blas.prefers_alone
     slow = NETWORK.Trials(1)  # one trial of three is disturbed, of each
     for seconds in (9.0, 0.9, 0.1, 0.05, 0.1, 0.05, 0.01)
         NETWORK.note!(slow, seconds, 1)
@@ -371,7 +377,7 @@ end
         @test !known.compares  # it was decided a moment ago
         for (alone, words) in ((true, "one thread"), (false, "split over $threads threads"))
             decide!(expected, alone)
-            known.decided_at -= 11
+            known.decided_at -= 21
             train_epoch!(expected, x, y)
             @test known.compares && known.decided  # both are tried again
             @test NETWORK.threads_in_step(expected) == words

@@ -15,32 +15,45 @@ import numpy as np
 Task = Callable[[], Any]
 Way = TypeVar("Way")
 
-TRIALS, LEAST_SECONDS = 3, 0.25
-"""Runs of each way, at least, whose median counts, and seconds from the first run to the last: after a product threads
-of BLAS wait busily for 0.1 s, beside those that run what is tried meanwhile."""
+TURNS, LEAST_SECONDS = 3, 0.25
+"""Turns of each way, at least, and seconds from the first run to the last."""
+
+BUSY_SECONDS, TURN_SECONDS = 0.1, 0.15
+"""After a product threads of BLAS wait busily for 0.1 s, beside those that run what is tried next: seconds of a turn
+that do not count for that reason, and of the whole turn."""
 
 GAIN = 1.03
 """How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""
 
-AGAIN_SECONDS = 10.0
+AGAIN_SECONDS = 20.0
 """Seconds after which the ways are compared again: other work that had the processors may have ended, or begun."""
 
 
 class Trials(Generic[Way]):
     """Ways of doing the same thing, tried in turn until it is known which is the fastest, and every few seconds again.
 
-    Those that use more come first; of ways that take about the same time the last is chosen.
+    Those that use more come first; of ways that take about the same time the last is chosen. Medians are compared.
+
+    Args:
+        ways: what `run` calls its argument with.
+        with_blas: whether they differ in the threads of BLAS. Then a turn of a way takes `TURN_SECONDS`, the first
+            `BUSY_SECONDS` of which do not count; else it is one run.
     """
 
-    def __init__(self, ways: Sequence[Way]) -> None:
+    def __init__(self, ways: Sequence[Way], with_blas: bool = False) -> None:
         self.ways = list(ways)
+        self._busy, self._turn = (BUSY_SECONDS, TURN_SECONDS) if with_blas else (0.0, 0.0)
         self.compared = False
         """Whether only those ways are left that give the same numbers, where that matters."""
+        self.long_steps = 0
+        """That were made before that was known."""
         self._chosen = 0 if len(self.ways) == 1 else None
         self._chosen_at = 0.0
         self._seconds: list[list[float]] = []
-        """Of each way in each run, while they are compared."""
+        """Of each way in each run that counts, while they are compared."""
         self._begun = 0.0
+        self._turns = 0  # that are over
+        self._spent = 0.0  # seconds of this turn
 
     @property
     def decided(self) -> bool:
@@ -63,18 +76,24 @@ class Trials(Generic[Way]):
         """Return what `do` returns for the way that was chosen, or for the one whose turn it is."""
         if not self.comparing:
             return do(self.way)
-        turn = sum(map(len, self._seconds)) % len(self.ways)
+        number = self._turns % len(self.ways)
         start = perf_counter()
-        result = do(self.ways[turn])
+        result = do(self.ways[number])
         end = perf_counter()
         if not self._seconds:
             self._seconds, self._begun = [[] for _ in self.ways], start
-        self._seconds[turn].append(end - start)
-        enough = len(self._seconds[-1]) >= TRIALS and end - self._begun >= LEAST_SECONDS
-        if enough and turn == len(self.ways) - 1:
+        counts = self._spent >= self._busy
+        if counts:
+            self._seconds[number].append(end - start)
+        self._spent += end - start
+        if not counts or self._spent < self._turn:
+            return result
+        self._turns, self._spent = self._turns + 1, 0.0
+        rounds, rest = divmod(self._turns, len(self.ways))
+        if not rest and rounds >= TURNS and end - self._begun >= LEAST_SECONDS:
             usual = [float(np.median(seconds)) for seconds in self._seconds]
             self._chosen = max(k for k, seconds in enumerate(usual) if seconds <= GAIN * min(usual))
-            self._chosen_at, self._seconds = end, []
+            self._chosen_at, self._seconds, self._turns = end, [], 0
         return result
 
     def keep(self, way: Way) -> None:

@@ -61,8 +61,8 @@ SQUARES_SHARED_FROM = 1 << 20
 UPDATE = "sums and update"
 """What `Trainer.costs` calls the update, with the sums of the threads' gradients before it."""
 
-LONG_STEP = 0.05
-"""Seconds of a step from which on no other way to use threads is tried beside the first."""
+LONG_STEP, LONG_STEPS = 0.05, 2
+"""Seconds of a step from which on no other way to use threads is tried beside the first, after so many such steps."""
 
 
 @dataclass(frozen=True)
@@ -574,7 +574,6 @@ class Trainer:
         try:
             if not step.threads.compared:
                 loss = self._keep_what_computes_the_same(step, x, y, rows)
-                step.threads.compared = True
                 if loss is not None:
                     return finish(loss)
             if self.parallel is not None or self.accumulate > 1:
@@ -591,8 +590,10 @@ class Trainer:
         What is trained does not depend on what a clock says, then. Products of some lengths are rounded in another way
         when threads share them; in a long step they are so large that threads are worth it.
 
-        Returns the loss where the step was long: it has been made, but for the update, and only one way is left. None
-        where it is still to be made.
+        A first step takes longer than later ones, so that it takes two long ones to leave only one way.
+
+        Returns the loss where the step was long: it has been made, but for the update. None where it is still to be
+        made.
         """
         threads = step.threads
         made: list[tuple[float, int]] = []
@@ -604,11 +605,14 @@ class Trainer:
                 seconds = perf_counter() - start
                 if not made and seconds > LONG_STEP:
                     before.clear()
-                    threads.keep(use)
+                    threads.long_steps += 1
+                    if threads.long_steps == LONG_STEPS:
+                        threads.keep(use)
                     return loss
             made.append((loss, checksum(self._gradient.vector)))
             if seconds > 2 * LONG_STEP:
                 break
+        threads.compared = True
         if made != made[:1] * len(threads.ways):
             threads.keep(threads.ways[0])
         return None

@@ -282,6 +282,8 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
 ):
     x, y = batch
     same = np.testing.assert_array_equal
+    monkeypatch.setattr(threads_module, "BUSY_SECONDS", 0)
+    monkeypatch.setattr(threads_module, "TURN_SECONDS", 0)
     if "shared" in all_threads:
         share_small_products(monkeypatch)
         # On some processors parts of such small products are rounded in another way.
@@ -397,6 +399,23 @@ def test_ways_are_tried_in_turn_until_their_times_are_known(monkeypatch, seconds
     assert tried == ["first", "last"] * (runs // 2)
     assert trials.way == left
     assert trials.run(str) == left
+
+
+def test_where_threads_of_blas_differ_a_turn_has_several_runs_the_first_of_which_do_not_count(monkeypatch):
+    clock, tried, busy = [0.0], [], [0.0]
+
+    def do(way):
+        busy[0] = 0.1 if way == "all" else max(0.0, busy[0] - 0.04)  # all others wait busily beside it for so long
+        clock[0] += {"all": 0.02, "one": 0.04 if busy[0] > 1e-9 else 0.01}[way]
+        tried.append(way)
+
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: clock[0])
+    trials = threads_module.Trials(["all", "one"], with_blas=True)
+    while not trials.decided:
+        trials.run(do)
+    assert trials.way == "one"
+    turns = [(way, len(list(runs))) for way, runs in itertools.groupby(tried)]
+    assert [way for way, _ in turns] == ["all", "one"] * 3 and min(count for _, count in turns) > 3
 
 
 def test_ways_are_compared_again_after_some_seconds(monkeypatch):

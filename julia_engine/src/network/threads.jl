@@ -119,8 +119,10 @@ const TRIALS, LEAST_SECONDS = 3, 0.1
 const TRIAL_SECONDS = 0.005
 """How many times as fast all threads must be: below that a lucky trial decides, and one thread does as well."""
 const GAIN = 1.03
+"""After a product threads of BLAS wait busily for 0.1 s: seconds of a trial that do not count where they were used, and of the rest."""
+const BUSY_SECONDS, BLAS_TRIAL_SECONDS = 0.1, 0.05
 """Seconds after which both are compared again: other work that had the processors may have ended, or begun."""
-const AGAIN_SECONDS = 10.0
+const AGAIN_SECONDS = 20.0
 """Seconds of a step from which on one thread is not tried: its products are so large that all threads are worth it."""
 const LONG_STEP = 0.05
 
@@ -138,14 +140,18 @@ mutable struct Trials
     prefers_alone::Bool  # which
     decided_at::Float64  # seconds, by the system's clock
     step_seconds::Float64  # of a step in the chosen way, then
-    steps::Int  # of this trial
-    spent::Float64  # seconds of this trial
-    all_spent::Float64  # and of all
+    waited::Float64  # seconds of this trial that do not count
+    steps::Int  # of this trial, that count
+    spent::Float64  # seconds of these
+    all_spent::Float64  # and of all trials
     least::Int  # steps of a trial, at least: to an update
     checked::Bool  # whether it is known that both compute the same numbers
+    with_blas::Bool  # whether the ways differ in the threads of BLAS
 end
-Trials(least::Int, checked::Bool=true) =
-    Trials(Float64[], Float64[], false, false, true, false, false, 0.0, 0.0, 0, 0.0, 0.0, least, checked)
+Trials(least::Int, checked::Bool=true, with_blas::Bool=false) =
+    Trials(Float64[], Float64[], false, false, true, false, false, 0.0, 0.0, 0.0, 0, 0.0, 0.0, least, checked, with_blas)
+
+trial_seconds(trials::Trials) = trials.with_blas ? BLAS_TRIAL_SECONDS : TRIAL_SECONDS
 
 """Compare both ways again where they were compared so long ago that it may be otherwise now."""
 function compare_again!(trials::Trials)
@@ -153,7 +159,7 @@ function compare_again!(trials::Trials)
     empty!(trials.together)
     empty!(trials.alone)
     trials.compares, trials.is_alone = true, false
-    trials.steps, trials.spent, trials.all_spent = 0, 0.0, 0.0
+    trials.waited, trials.steps, trials.spent, trials.all_spent = 0.0, 0, 0.0, 0.0
     return nothing
 end
 
@@ -168,7 +174,7 @@ end
 function at_once(trials::Trials, steps::Int)
     trials.compares || return min(steps, ceil(Int, clamp(seconds_left(trials) / max(trials.step_seconds, 1e-9), 1.0, 1e12)))
     trials.steps == 0 && return min(trials.least, steps)
-    wanted = (TRIAL_SECONDS - trials.spent) / max(trials.spent, 1e-9) * trials.steps
+    wanted = (trial_seconds(trials) - trials.spent) / max(trials.spent, 1e-9) * trials.steps
     return min(ceil(Int, clamp(wanted, 1.0, 1e6)), steps)
 end
 
@@ -176,13 +182,17 @@ end
 function note!(trials::Trials, seconds::Float64, steps::Int)
     trials.compares || return nothing
     trials.warm || (trials.warm = true; return nothing)
+    if trials.with_blas && trials.waited < BUSY_SECONDS
+        trials.waited += seconds
+        return nothing
+    end
     trials.steps += steps
     trials.spent += seconds
     trials.all_spent += seconds
-    (trials.spent < TRIAL_SECONDS || trials.steps < trials.least) && return nothing
+    (trials.spent < trial_seconds(trials) || trials.steps < trials.least) && return nothing
     push!(trials.is_alone ? trials.alone : trials.together, trials.spent / trials.steps)
     trials.is_alone = !trials.is_alone
-    trials.steps, trials.spent = 0, 0.0
+    trials.waited, trials.steps, trials.spent = 0.0, 0, 0.0
     if length(trials.alone) >= TRIALS && length(trials.alone) == length(trials.together) && trials.all_spent >= LEAST_SECONDS
         usual(seconds) = sort(seconds)[cld(length(seconds), 2)]
         choose!(trials, usual(trials.alone) < GAIN * usual(trials.together))

@@ -604,7 +604,7 @@ function trials_for!(trainer::Trainer, shards::Vector{<:Shard}, others::Vector{<
     key = (samples, threads_for(trainer, samples, threads))
     known = get(trainer.trials, key, nothing)
     known === nothing || return known
-    return trainer.trials[key] = Trials(trainer.accumulate, is_split)
+    return trainer.trials[key] = Trials(trainer.accumulate, is_split, blas_threads(shards, trainer.threads) > 1)
 end
 
 """
