@@ -287,7 +287,7 @@ end
 
 function learning_rate(number::Int64, rate::Float64)::Cint
     return guarded(identity) do
-        session(number).optimizer.learning_rate = NETWORK.setting("optimizer", "learning_rate", rate; at_least=0.0)
+        setfield!(session(number).optimizer, :learning_rate, NETWORK.setting("optimizer", "learning_rate", rate; at_least=0.0))
         OK
     end
 end

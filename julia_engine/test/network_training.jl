@@ -249,7 +249,7 @@ end
             occursin("BLAS", name) && leave_to_blas!(trainer, x)
             losses = train_epoch!(trainer, x, y)
             (trials,) = values(trainer.trials)
-            differs = trials.decided_at == Inf  # on this processor
+            differs = trials.left == Inf  # on this processor
             @test trials.checked && !trials.decided || differs
             alone === nothing || differs || decide!(trainer, alone)
             @test occursin(alone === true && !differs ? "one thread" : words, NETWORK.threads_in_step(trainer))
@@ -259,6 +259,29 @@ end
         end
         @test found[1] == found[2] == found[3]
     end
+end
+
+@testset "one thread is tried only where it rounds as all threads do and its step is short, and what has not been seen is not tried" begin
+    x, y = wide_problem(Float32)
+    trainer = wide(Float32; threads=1)
+    train_epoch!(trainer, x, y)
+    shard = trainer.plans[64, 1][1]
+    GC.@preserve x y begin
+        data = NETWORK.Data(x, y, true, collect(1:150), 150)
+        before = copy(trainer.vector)
+        trials = NETWORK.Trials(1, false)
+        NETWORK.check_alike!(trainer, trials, shard, data, 1)
+        @test trials.checked && !trials.decided && trials.compares  # with one thread there is one way
+        @test trainer.vector == before
+        bits = map(first -> NETWORK.bits_of_step!(NETWORK.ALONE, 1, shard, data, first)[1], (0, 0, 64))
+        @test bits[1] == bits[2] != bits[3]
+    end
+    large = Trainer(Chain(Dense(4096 => 4096; bias=false); seed=1); batch_size=600, threads=1)
+    NETWORK.suit!(large, [4096])
+    trials = NETWORK.Trials(1, false)
+    shard = NETWORK.shards_for!(large, 600)[1]
+    NETWORK.check_alike!(large, trials, shard, NETWORK.Data(zeros(Float32, 0, 1), Int[], true, Int[], 1), 1)  # makes no step
+    @test trials.checked && trials.left == Inf && !trials.prefers_alone
 end
 
 @testset "a small batch of a dense network stays whole, where its small products take less time than a sum of gradients" begin
@@ -316,19 +339,18 @@ end
     @test decided(1e-9, 1e-9)[2] == 10_000 && !decided(1e-9, 1e-9)[1].decided
     trials, steps = decided(0.5, 0.9; least=4)
     @test steps == 28 && !trials.is_alone
+    trials, _ = decided(0.5, 0.9)
+    @test trials.left > 50 * 3 * 1.4  # a comparison takes no more than a fiftieth of the time
     trials, _ = decided(2e-3, 1e-3)
-    trials.decided_at -= 14
-    @test 5800 <= NETWORK.at_once(trials, 10_000) <= 6000  # as many as the other 6 s have
-    trials.decided_at -= 6
+    NETWORK.note!(trials, 14.0, 14_000)
+    @test NETWORK.at_once(trials, 10_000) == 6000  # as many as the other 6 s have
+    NETWORK.note!(trials, 6.0, 6000)
     NETWORK.compare_again!(trials)
     @test trials.compares && trials.decided && trials.prefers_alone && NETWORK.at_once(trials, 10_000) == 1
     for _ in 1:1000
         NETWORK.note!(trials, trials.is_alone ? 2e-3 : 1e-3, 1)
     end
     @test !trials.compares && !trials.prefers_alone && !trials.is_alone
-    trials.decided_at += 1e6  # the clock was set back
-    NETWORK.compare_again!(trials)
-    @test trials.compares
     NETWORK.choose!(trials, false, Inf)
     NETWORK.compare_again!(trials)
     @test !trials.compares && NETWORK.at_once(trials, 10_000) == 10_000
@@ -377,7 +399,7 @@ end
         @test !known.compares  # it was decided a moment ago
         for (alone, words) in ((true, "one thread"), (false, "split over $threads threads"))
             decide!(expected, alone)
-            known.decided_at -= 21
+            known.left = 0.0
             train_epoch!(expected, x, y)
             @test known.compares && known.decided  # both are tried again
             @test NETWORK.threads_in_step(expected) == words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import TypeVar
@@ -90,10 +90,7 @@ class Graph(Chain):
         dtype: DTypeLike = np.float32,
         values: Mapping[str, ArrayLike] | None = None,
     ) -> None:
-        for name, read in inputs.items():
-            if isinstance(read, str) or not all(isinstance(other, str) for other in read):
-                raise ConfigurationError(f"inputs of layer {name!r}: expected a list of names, actual {read!r}")
-        self.inputs = {name: tuple(read) for name, read in inputs.items()}
+        self.inputs = {name: _names_of(name, read) for name, read in inputs.items()}
         super().__init__(*layers, seed=seed, dtype=dtype, values=values)
 
     @property
@@ -144,3 +141,10 @@ class Graph(Chain):
     def __repr__(self) -> str:
         reads = ", ".join(f"{name} reads {' and '.join(read)}" for name, read in self.inputs.items() if read)
         return super().__repr__().replace("Chain of", "Graph of", 1) + (f"\n  {reads}" if reads else "")
+
+
+def _names_of(layer: str, read: object) -> tuple[str, ...]:
+    names = tuple(read) if isinstance(read, Iterable) and not isinstance(read, str) else (read,)
+    if isinstance(read, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"inputs of layer {layer!r}: expected a list of names, actual {read!r}")
+    return names

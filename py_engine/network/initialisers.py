@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import DTypeLike, NDArray
 
-from py_engine.ad.ops.arguments import is_whole
+from py_engine.ad.ops.arguments import is_real, is_whole
 from py_engine.errors import ConfigurationError
 
 Shape = tuple[int, ...]
@@ -129,7 +129,7 @@ def resolve(initialiser: InitialiserLike) -> tuple[Initialiser, dict[str, float]
             raise ConfigurationError(
                 f"initialiser {name} has no option {key!r}; it takes {', '.join(known) if known else 'none'}"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not is_real(value) or not math.isfinite(value):
             raise ConfigurationError(f"initialiser {name}: {key} must be a finite number, actual {value!r}")
     return function, options
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from py_engine.ad import ops, state
 from py_engine.ad.op import here
-from py_engine.ad.ops.arguments import is_whole
+from py_engine.ad.ops.arguments import is_real, is_whole
 from py_engine.ad.state import STATE, collecting
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
@@ -441,7 +441,7 @@ class Dropout(Layer, op="dropout"):
 
     def __init__(self, rate: float, seed: int = 0, name: str | None = None) -> None:
         super().__init__(name)
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        if not is_real(rate) or not 0 <= rate < 1:
             raise ConfigurationError(f"Dropout: rate must be a number >= 0 and < 1, actual {rate!r}")
         stream(seed, "")  # a bad seed is an error here, not in the first training step
         self.rate = float(rate)

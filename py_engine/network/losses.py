@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from py_engine.ad import ops
-from py_engine.ad.ops.arguments import is_whole
+from py_engine.ad.ops.arguments import is_real, is_whole
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, LabelError
 from py_engine.network.meeting import sum_of_parts
@@ -99,8 +99,7 @@ def get(loss: str | Loss, **settings: Any) -> Loss:
 
 
 def _is_number(value: Any, least: float, most: float = math.inf) -> bool:
-    is_real = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
-    return is_real and least <= value <= most and math.isfinite(value)
+    return is_real(value) and least <= value <= most and math.isfinite(value)
 
 
 def _are_weights(value: Any) -> bool:

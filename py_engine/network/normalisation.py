@@ -7,6 +7,7 @@ from typing import Any
 
 from py_engine.ad import ops
 from py_engine.ad.op import here
+from py_engine.ad.ops.arguments import is_real
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import ParameterSpec
@@ -30,7 +31,7 @@ class BatchNorm(Layer, op="batch_norm"):
     def __init__(self, channels: int, momentum: float = 0.1, eps: float = 1e-5, name: str | None = None) -> None:
         super().__init__(name)
         self.channels = self._whole_number("channels", channels)
-        if not _is_number(momentum) or not 0 <= momentum <= 1:
+        if not is_real(momentum) or not 0 <= momentum <= 1:
             raise ConfigurationError(f"BatchNorm: momentum must be a number from 0 to 1, actual {momentum!r}")
         self.momentum = float(momentum)
         self.eps = _eps("BatchNorm", eps)
@@ -107,11 +108,7 @@ class LayerNorm(Layer, op="layer_norm"):
         return ops.layer_norm(x, parameters["scale"], parameters["shift"], eps=self.eps)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _eps(layer: str, value: Any) -> float:
-    if not _is_number(value) or not 0 < value < math.inf:
+    if not is_real(value) or not 0 < value < math.inf:
         raise ConfigurationError(f"{layer}: eps must be a finite number > 0, actual {value!r}")
     return float(value)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from py_engine.ad.memory import stretches
+from py_engine.ad.ops.arguments import is_real
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network.threads import Task, Team, Trials
 
@@ -71,7 +72,11 @@ class _Number:
         self.name = name
 
     def __get__(self, optimizer: Optimizer | None, owner: type) -> Any:
-        return self if optimizer is None else optimizer.__dict__[self.name]
+        if optimizer is None:
+            return self
+        if self.name not in optimizer.__dict__:
+            raise AttributeError(f"{type(optimizer).__name__} has no {self.name} yet")
+        return optimizer.__dict__[self.name]
 
     def __set__(self, optimizer: Optimizer, value: Any) -> None:
         unset = self.optional and value is None
@@ -216,8 +221,8 @@ class Optimizer(ABC):
         for name, array in state.items():
             if np.asarray(array).dtype.kind not in "fiu":
                 raise ParameterError(f"{self._name}.load_state: expected real numbers as {name}, actual {array!r}")
-        if not int(state["steps"]) == state["steps"] >= 0:
-            raise ParameterError(f"{self._name}.load_state: expected steps >= 0, actual {state['steps']}")
+        if np.asarray(state["steps"]).dtype.kind not in "iu" or not state["steps"] >= 0:
+            raise ParameterError(f"{self._name}.load_state: expected whole steps >= 0, actual {state['steps']!r}")
         self.steps = int(state["steps"])
         for name, array in self._state.items():
             array[...] = state[name]
@@ -253,8 +258,7 @@ class Optimizer(ABC):
         self, name: str, value: float, *, at_least: float = -math.inf, above: float = -math.inf, below: float = math.inf
     ) -> float:
         """`value` as a float, or an error that says which setting is wrong and what it may be."""
-        number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-        if number and math.isfinite(value) and at_least <= value < below and value > above:
+        if is_real(value) and math.isfinite(value) and at_least <= value < below and value > above:
             return float(value)
         limits = [f">= {at_least:g}"] if at_least > -math.inf else []
         limits += [f"> {above:g}"] if above > -math.inf else []

@@ -25,12 +25,13 @@ that do not count for that reason, and of the whole turn."""
 GAIN = 1.03
 """How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""
 
-AGAIN_SECONDS = 20.0
-"""Seconds after which the ways are compared again: other work that had the processors may have ended, or begun."""
+AGAIN_SECONDS, AGAIN_TIMES = 20.0, 50
+"""The ways are compared again, since other work that had the processors may have ended, or begun: after these seconds
+of runs, at least, and after so many times those of the comparison before."""
 
 
 class Trials(Generic[Way]):
-    """Ways of doing the same thing, tried in turn until it is known which is the fastest, and every few seconds again.
+    """Ways of doing the same thing, tried in turn until it is known which is the fastest, and now and then again.
 
     Those that use more come first; of ways that take about the same time the last is chosen. Medians are compared.
 
@@ -43,15 +44,16 @@ class Trials(Generic[Way]):
     def __init__(self, ways: Sequence[Way], with_blas: bool = False) -> None:
         self.ways = list(ways)
         self._busy, self._turn = (BUSY_SECONDS, TURN_SECONDS) if with_blas else (0.0, 0.0)
-        self.compared = False
+        self.compared = len(self.ways) == 1
         """Whether only those ways are left that give the same numbers, where that matters."""
         self.long_steps = 0
         """That were made before that was known."""
         self._chosen = 0 if len(self.ways) == 1 else None
-        self._chosen_at = 0.0
+        self._left = 0.0  # seconds of runs until the ways are compared again
         self._seconds: list[list[float]] = []
         """Of each way in each run that counts, while they are compared."""
         self._begun = 0.0
+        self._took = 0.0  # seconds of this comparison's runs
         self._turns = 0  # that are over
         self._spent = 0.0  # seconds of this turn
 
@@ -70,35 +72,53 @@ class Trials(Generic[Way]):
         """Whether the next run is one of those that tell which way is the fastest."""
         if len(self.ways) == 1:
             return False
-        return not self.decided or bool(self._seconds) or perf_counter() - self._chosen_at > AGAIN_SECONDS
+        return not self.decided or bool(self._seconds) or self._left <= 0
+
+    @property
+    def next(self) -> Way:
+        """The way of the next run: the chosen one, or the one whose turn it is."""
+        return self.ways[self._turns % len(self.ways)] if self.comparing else self.way
 
     def run(self, do: Callable[[Way], Any]) -> Any:
-        """Return what `do` returns for the way that was chosen, or for the one whose turn it is."""
-        if not self.comparing:
+        """Return what `do` returns for the next way."""
+        if len(self.ways) == 1:
             return do(self.way)
-        number = self._turns % len(self.ways)
+        way, comparing = self.next, self.comparing
         start = perf_counter()
-        result = do(self.ways[number])
+        result = do(way)
         end = perf_counter()
+        if comparing:
+            self._compare(start, end)
+        else:
+            self.spend(end - start)
+        return result
+
+    def spend(self, seconds: float) -> None:
+        """Note the seconds of a run in the chosen way."""
+        self._left -= seconds
+
+    def _compare(self, start: float, end: float) -> None:
         if not self._seconds:
-            self._seconds, self._begun = [[] for _ in self.ways], start
-        counts = self._spent >= self._busy
+            self._seconds, self._begun, self._took = [[] for _ in self.ways], start, 0.0
+        number, seconds, counts = self._turns % len(self.ways), end - start, self._spent >= self._busy
         if counts:
-            self._seconds[number].append(end - start)
-        self._spent += end - start
+            self._seconds[number].append(seconds)
+        self._spent += seconds
+        self._took += seconds
         if not counts or self._spent < self._turn:
-            return result
+            return
         self._turns, self._spent = self._turns + 1, 0.0
         rounds, rest = divmod(self._turns, len(self.ways))
         if not rest and rounds >= TURNS and end - self._begun >= LEAST_SECONDS:
             usual = [float(np.median(seconds)) for seconds in self._seconds]
             self._chosen = max(k for k, seconds in enumerate(usual) if seconds <= GAIN * min(usual))
-            self._chosen_at, self._seconds, self._turns = end, [], 0
-        return result
+            self._left = max(AGAIN_SECONDS, AGAIN_TIMES * self._took)
+            self._seconds, self._turns = [], 0
 
     def keep(self, way: Way) -> None:
         """Leave this way only."""
         self.ways = [way]
+        self.compared = True
         self._chosen = 0
 
 

@@ -218,7 +218,7 @@ class Trainer:
             self._streams.train(self._key(samples, x, y))
         self._planned = whole = before = steps[max(sizes)]
         with (
-            self._blas_threads(whole.threads.way.blas),
+            self._using(whole),
             reading_ahead(x, rows) as reached,
             self._updating_lazily(steps.values(), len(found)) as lazy,
         ):
@@ -236,8 +236,12 @@ class Trainer:
                 rate = None if steps_rates is None else float(steps_rates[number])
                 weight = None if weights is None else weights[number]
                 finish = partial(self._finish, step, number, rate, weight)
-                tries = step is whole and len(step.threads.ways) > 1
-                found[number] = self._try(step, x, y, batch, finish) if tries else finish(self._run(step, x, y, batch))
+                if step is whole and step.threads.comparing:
+                    found[number] = self._try(step, x, y, batch, finish)
+                else:
+                    begun = perf_counter()
+                    found[number] = finish(self._run(step, x, y, batch))
+                    step.threads.spend(perf_counter() - begun)
         if self.parallel is not None and weights is not None:
             return self.parallel.add_up(found * weights)
         return found
@@ -246,7 +250,7 @@ class Trainer:
         """Return the training loss of one batch and its gradient by each trained parameter; nothing is updated."""
         x, y = self._data(x, y)
         step = self._step(len(x), x, y)
-        with self._blas_threads(step.threads.way.blas):
+        with self._using(step):
             loss = self._run(step, x, y, np.arange(len(x)))
         return loss, self._gradient.as_dict()
 
@@ -260,7 +264,7 @@ class Trainer:
         if not isinstance(step, Replay):
             return []
         self._zeroed = None
-        with self._streams.unchanged(), self._blas_threads(step.threads.way.blas):
+        with self._streams.unchanged(), self._using(step):
             found, sums = step.costs()
         if self._updates:
             seconds, lazily = (sum(numbers) / len(self._updates) for numbers in zip(*self._updates, strict=True))
@@ -324,12 +328,13 @@ class Trainer:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Copy a `state` back in. Raises `ParameterError`, and changes nothing, if it doesn't fit."""
         expected = self._own_state()
-        of_updates = [name for name in ("pending", "total") if name in expected]
-        if state.keys() != expected.keys() or any(
-            np.shape(state[name]) != expected[name].shape or np.asarray(state[name]).dtype.kind not in "fiu"
-            for name in of_updates
-        ):
+        if state.keys() != expected.keys():
             raise ParameterError(f"Trainer.load_state: expected {', '.join(expected)}; found {', '.join(state)}")
+        for name, kinds in (("pending", "iu"), ("total", "f")) if self.accumulate > 1 else ():
+            array = np.asarray(state[name])
+            fits = array.shape == expected[name].shape and array.dtype.kind in kinds
+            if not fits or (name == "pending" and not 0 <= array < self.accumulate):
+                raise ParameterError(f"Trainer.load_state: {name} is not of this trainer's updates: {state[name]!r}")
         streams = {name: self._own_streams(state[f"dropout.{name}"]) for name in self._streams.layers}
         self._streams.check(streams)
         prefix = "optimizer."
@@ -567,22 +572,23 @@ class Trainer:
         steps.
         """
 
-        def run(use: ThreadUse) -> float:
-            self._use(step, use)
-            return self._run(step, x, y, rows)
-
-        try:
-            if not step.threads.compared:
-                loss = self._keep_what_computes_the_same(step, x, y, rows)
-                if loss is not None:
-                    return finish(loss)
-            if self.parallel is not None or self.accumulate > 1:
-                return finish(step.threads.run(run))
-            if self.optimizer.comparing:
-                return finish(run(step.threads.way if self.optimizer.decided else step.threads.ways[-1]))
-            return float(step.threads.run(lambda use: finish(run(use))))
-        finally:
-            self._use(step, step.threads.way)
+        threads = step.threads
+        if not threads.compared:
+            loss = self._keep_what_computes_the_same(step, x, y, rows)
+            if loss is not None:
+                return finish(loss)
+        alone = self.parallel is None and self.accumulate == 1
+        if alone and self.optimizer.comparing:
+            self._use(step, threads.way if threads.decided else threads.ways[-1])
+            return finish(self._run(step, x, y, rows))
+        self._use(step, threads.next)
+        if alone:
+            loss = threads.run(lambda _: finish(self._run(step, x, y, rows)))
+        else:
+            loss = finish(threads.run(lambda _: self._run(step, x, y, rows)))
+        if not threads.comparing:
+            self._use(step, threads.way)
+        return float(loss)
 
     def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> float | None:
         """Try no way to use threads in which a step is rounded in another way, nor any where a step is long.
@@ -616,6 +622,13 @@ class Trainer:
         if made != made[:1] * len(threads.ways):
             threads.keep(threads.ways[0])
         return None
+
+    @contextmanager
+    def _using(self, step: Step) -> Iterator[None]:
+        """Use threads inside as was chosen for this step."""
+        with self._blas_threads(step.threads.way.blas):
+            self._use(step, step.threads.way)
+            yield
 
     def _use(self, step: Step, use: ThreadUse) -> None:
         """Use threads so in a step from now on, those of BLAS until the surrounding `_blas_threads` ends."""
@@ -674,7 +687,7 @@ class Trainer:
                 if now[name] is not value and repr(now[name]) != repr(value):
                     raise ConfigurationError(
                         f"layer {layer!r}: {name} was changed from {value!r} to {now[name]!r} after this trainer was "
-                        "made, which plans its steps by it; make a new trainer"
+                        "made, which keeps to what it was; make a new trainer"
                     )
         array = np.asarray(x)
         embedding = self.chain.takes_ids

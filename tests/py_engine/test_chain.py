@@ -332,6 +332,13 @@ def test_layers_are_found_by_integers_of_numpy_and_not_by_truth_values():
         chain[True]
 
 
+def test_what_a_layer_of_a_graph_reads_may_come_from_an_iterator():
+    graph = Graph(
+        *(Dense(3, 3, name=name) for name in ("below", "middle", "above")), inputs={"above": iter(["below"])}, seed=0
+    )
+    assert graph.inputs == {"above": ("below",)}
+
+
 @pytest.mark.parametrize("read", ["below", ["below", 1]])
 def test_what_a_layer_of_a_graph_reads_is_a_list_of_names(read):
     with pytest.raises(ConfigurationError, match=r"inputs of layer 'above': expected a list of names, actual .*below"):

@@ -143,6 +143,15 @@ def batch_for(layer: Layer, shape: tuple[int, ...], samples: int = SAMPLES, dtyp
     return batch(shape, samples).astype(dtype)
 
 
+def test_settings_may_be_numbers_of_numpy():
+    layers = (Dropout(np.float32(0.5)), BatchNorm(2, momentum=np.float32(0.5), eps=np.float64(1e-3)))
+    assert (layers[0].rate, layers[1].momentum, layers[1].eps) == (0.5, 0.5, 1e-3)
+    Dense(2, 2, weight_init={"name": "normal", "std": np.float32(0.5)})
+    for wrong in (np.bool_(True), np.float32(np.nan), np.float32(1)):
+        with pytest.raises(ConfigurationError, match="rate must be"):
+            Dropout(wrong)
+
+
 def run(layer: Layer, x: np.ndarray, parameters: dict[str, np.ndarray], training: bool = False):
     """The output, and the gradients of a weighted sum of it for the input and the parameters."""
     inputs = tensor(x, requires_grad=x.dtype.kind == "f")

@@ -279,8 +279,14 @@ def test_a_state_of_another_optimizer_is_refused_and_changes_nothing():
     run(rmsprop, start, gradients[:3])
     with pytest.raises(ParameterError, match=r"RMSProp\.load_state: expected arrays"):
         rmsprop.load_state(adam.state())
-    for change in ({"steps": np.array(-1)}, {"square": rmsprop.state()["square"].astype(str)}):
-        with pytest.raises(ParameterError, match=r"RMSProp\.load_state: expected (steps >= 0|real numbers as square)"):
+    for change in (
+        {"steps": np.array(-1)},
+        {"steps": np.array(np.nan)},
+        {"square": rmsprop.state()["square"].astype(str)},
+    ):
+        with pytest.raises(
+            ParameterError, match=r"RMSProp\.load_state: expected (whole steps >= 0|real numbers as square)"
+        ):
             rmsprop.load_state({**rmsprop.state(), **change})
     assert rmsprop.steps == 3
 

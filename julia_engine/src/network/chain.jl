@@ -221,7 +221,7 @@ end
 # How it works ---------------------------------------------------------------------------------------------------------
 
 function position_of(chain::Chain, layer::Union{Integer,AbstractString})
-    i = layer isa Integer ? Int(layer) : findfirst(==(layer), chain.ids)
+    i = layer isa Bool ? nothing : layer isa Integer ? Int(layer) : findfirst(==(layer), chain.ids)
     i !== nothing && 1 <= i <= length(chain) || throw(ConfigurationError(
         "no layer $(repr(layer)) in this chain of $(length(chain)): $(isempty(chain.ids) ? "empty" : join(chain.ids, ", "))"))
     return i

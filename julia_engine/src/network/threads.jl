@@ -119,16 +119,21 @@ const TRIALS, LEAST_SECONDS = 3, 0.1
 const TRIAL_SECONDS = 0.005
 """How many times as fast all threads must be: below that a lucky trial decides, and one thread does as well."""
 const GAIN = 1.03
-"""After a product threads of BLAS wait busily for 0.1 s: seconds of a trial that do not count where they were used, and of the rest."""
+"""Threads of BLAS wait busily for 0.1 s after a product: seconds at the start of a trial that do not count, and those that do."""
 const BUSY_SECONDS, BLAS_TRIAL_SECONDS = 0.1, 0.05
-"""Seconds after which both are compared again: other work that had the processors may have ended, or begun."""
-const AGAIN_SECONDS = 20.0
-"""Seconds of a step from which on one thread is not tried: its products are so large that all threads are worth it."""
+"""
+Both are compared again, since other work that had the processors may have ended, or begun: after these seconds of training, at
+least, and after so many times those of the comparison before.
+"""
+const AGAIN_SECONDS, AGAIN_TIMES = 20.0, 50
+"""Seconds of a step of a whole batch from which on one thread is not tried: its products are so large that threads are worth it."""
 const LONG_STEP = 0.05
+"""Multiplications that take longer than that on any processor."""
+const LONG_WORK = 2.0^33
 
 """
 The two ways to make a step, by all threads or by one, tried in turn in the first steps until it is known which takes less time, and
-every `AGAIN_SECONDS` again. Both compute the same numbers.
+now and then again. Both compute the same numbers.
 """
 mutable struct Trials
     together::Vector{Float64}  # seconds of a step, in each trial
@@ -138,41 +143,35 @@ mutable struct Trials
     compares::Bool  # whether both are being tried
     decided::Bool  # whether one was chosen
     prefers_alone::Bool  # which
-    decided_at::Float64  # seconds, by the system's clock
-    step_seconds::Float64  # of a step in the chosen way, then
+    left::Float64  # seconds of training until both are compared again
+    step_seconds::Float64  # of a step in the chosen way, when it was chosen
     waited::Float64  # seconds of this trial that do not count
     steps::Int  # of this trial, that count
     spent::Float64  # seconds of these
     all_spent::Float64  # and of all trials
+    took::Float64  # seconds of all steps of this comparison
     least::Int  # steps of a trial, at least: to an update
     checked::Bool  # whether it is known that both compute the same numbers
     with_blas::Bool  # whether the ways differ in the threads of BLAS
 end
-Trials(least::Int, checked::Bool=true, with_blas::Bool=false) =
-    Trials(Float64[], Float64[], false, false, true, false, false, 0.0, 0.0, 0.0, 0, 0.0, 0.0, least, checked, with_blas)
+Trials(least::Int, checked::Bool=true, with_blas::Bool=false) = Trials(
+    Float64[], Float64[], false, false, true, false, false, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, least, checked, with_blas)
 
 trial_seconds(trials::Trials) = trials.with_blas ? BLAS_TRIAL_SECONDS : TRIAL_SECONDS
 
 """Compare both ways again where they were compared so long ago that it may be otherwise now."""
 function compare_again!(trials::Trials)
-    (trials.compares || seconds_left(trials) > 0) && return nothing
+    (trials.compares || trials.left > 0) && return nothing
     empty!(trials.together)
     empty!(trials.alone)
     trials.compares, trials.is_alone = true, false
-    trials.waited, trials.steps, trials.spent, trials.all_spent = 0.0, 0, 0.0, 0.0
+    trials.waited, trials.steps, trials.spent, trials.all_spent, trials.took = 0.0, 0, 0.0, 0.0, 0.0
     return nothing
-end
-
-"""Seconds until both ways are compared again."""
-function seconds_left(trials::Trials)
-    trials.decided_at == Inf && return Inf
-    passed = time() - trials.decided_at
-    return passed < 0 ? 0.0 : AGAIN_SECONDS - passed  # the clock was set back
 end
 
 """Of `steps` steps, how many are to be run next in the same way."""
 function at_once(trials::Trials, steps::Int)
-    trials.compares || return min(steps, ceil(Int, clamp(seconds_left(trials) / max(trials.step_seconds, 1e-9), 1.0, 1e12)))
+    trials.compares || return min(steps, ceil(Int, clamp(trials.left / max(trials.step_seconds, 1e-9), 1.0, 1e12)))
     trials.steps == 0 && return min(trials.least, steps)
     wanted = (trial_seconds(trials) - trials.spent) / max(trials.spent, 1e-9) * trials.steps
     return min(ceil(Int, clamp(wanted, 1.0, 1e6)), steps)
@@ -180,7 +179,11 @@ end
 
 """Note what `steps` steps took; after a trial it is the other way's turn, or it is decided."""
 function note!(trials::Trials, seconds::Float64, steps::Int)
-    trials.compares || return nothing
+    if !trials.compares
+        trials.left -= seconds
+        return nothing
+    end
+    trials.took += seconds
     trials.warm || (trials.warm = true; return nothing)
     if trials.with_blas && trials.waited < BUSY_SECONDS
         trials.waited += seconds
@@ -195,16 +198,16 @@ function note!(trials::Trials, seconds::Float64, steps::Int)
     trials.waited, trials.steps, trials.spent = 0.0, 0, 0.0
     if length(trials.alone) >= TRIALS && length(trials.alone) == length(trials.together) && trials.all_spent >= LEAST_SECONDS
         usual(seconds) = sort(seconds)[cld(length(seconds), 2)]
-        choose!(trials, usual(trials.alone) < GAIN * usual(trials.together))
+        choose!(trials, usual(trials.alone) < GAIN * usual(trials.together), max(AGAIN_SECONDS, AGAIN_TIMES * trials.took))
         trials.step_seconds = usual(trials.is_alone ? trials.alone : trials.together)
     end
     return nothing
 end
 
-"""Make steps in this way from now on, by one thread or by all; `at` is the time, or Inf for ever."""
-function choose!(trials::Trials, alone::Bool, at::Float64=time())
+"""Make steps in this way from now on, by one thread or by all, for `left` seconds of training."""
+function choose!(trials::Trials, alone::Bool, left::Float64=AGAIN_SECONDS)
     trials.is_alone = trials.prefers_alone = alone
-    trials.compares, trials.decided, trials.decided_at = false, true, at
+    trials.compares, trials.decided, trials.left = false, true, left
     return nothing
 end
 

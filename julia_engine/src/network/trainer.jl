@@ -1,12 +1,12 @@
 # The trainer: the papers' central idea. Build and plan once for each batch size, replay for every batch.
 #
-# A mini-batch is gathered straight into the tapes' input buffers, each tape leaves its gradients in one flat vector, and
-# the optimizer runs over that vector: a step allocates nothing. With more than one thread the batch is split into shards,
-# one per thread, each with its own buffers and gradient vector and BLAS at one thread; the sum of the gradients is
-# fused with the update, of which every thread does a stretch. One thread runs all shards where that takes less time. Where
-# the gradients are more than all that a split spreads, a batch stays whole, and the threads share its products. Of a matrix
-# whose columns are looked up (an embedding) only the gradients of those columns are kept; the update spreads them out, a
-# block at a time, in the cache.
+# A mini-batch is gathered straight into the tapes' input buffers, each tape leaves its gradients in one flat vector,
+# and the optimizer runs over that vector: a step allocates nothing. With more than one thread the batch is split into
+# shards, one per thread, each with its own buffers and gradient vector and BLAS at one thread; the sum of the gradients
+# is fused with the update, of which every thread does a stretch. Where the gradients are more than all that a split
+# spreads, a batch stays whole, and the threads share its products. One thread makes the step where that takes less
+# time. Of a matrix whose columns are looked up (an embedding) only the gradients of those columns are kept; the update
+# spreads them out, a block at a time, in the cache.
 
 """Mean loss and share of right answers (NaN where the loss has no notion of a right answer)."""
 struct Evaluation
@@ -56,7 +56,7 @@ mutable struct Trainer{T,O<:Optimizer}
     input::Vector{Int}  # the size of a sample that the plans are for
     output::Vector{Int}
     plans::Dict{Tuple{Int,Int},Vector{Shard{T}}}  # by the number of samples, and of threads
-    trials::Dict{Tuple{Int,Int},Trials}  # of the plans whose parts all threads can run at the same time, or one of them
+    trials::Dict{Tuple{Int,Int},Trials}  # of the plans whose steps all threads can make, or one of them
     single::Union{Nothing,Shard{T}}  # the plan for one sample, where a batch goes through one by one
     streams::DropoutStreams  # of the plans
     forwards::Dict{Tuple{Int,Bool},Tape}
@@ -181,7 +181,7 @@ function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, orde
             train_steps!(trainer, data, pointer(losses), 1, length(losses))
         else
             for (step, rate) in enumerate(rates)
-                setfield!(trainer.optimizer, :learning_rate, rate)  # checked before
+                setfield!(trainer.optimizer, :learning_rate, rate)  # was checked
                 train_steps!(trainer, data, pointer(losses), step, step)
             end
         end
@@ -342,11 +342,11 @@ function updated_bytes(trainer::Trainer{T}, shards::Vector{Shard{T}}) where {T}
     return sizeof(T) * (2 * (1 + length(state_names(trainer.optimizer))) * length(trainer.gradient) + gradients)
 end
 
-"""What is known of the two ways to run the parts of a whole mini-batch; `nothing` where they were not tried."""
+"""What is known of the two ways to make the step of a whole mini-batch; `nothing` where they were not tried."""
 trials_known(trainer::Trainer) =
     get(trainer.trials, (trainer.batch_size, threads_for(trainer, trainer.batch_size)), nothing)
 
-"""Whether one thread runs all parts of a whole mini-batch, since that takes less time."""
+"""Whether one thread makes the step of a whole mini-batch, since that takes less time."""
 function runs_alone(trainer::Trainer)
     rounds_alike(trainer) || return false
     trials = trials_known(trainer)
@@ -429,7 +429,7 @@ function load_state!(trainer::Trainer{T}, state) where {T}
         push!(streams, numbers[next+1:next+count])
         next += count + 1
     end
-    length(numbers) == next - 1 && length(state.first) == length(trainer.state.first) &&
+    length(numbers) == next - 1 && numbers[1] >= 0 && 0 <= numbers[2] < trainer.accumulate && length(state.first) == length(trainer.state.first) &&
         length(state.second) == length(trainer.state.second) && length(state.total) == length(trainer.total) ||
         throw(unfit_state())
     trainer.state.steps, trainer.pending = numbers[1], numbers[2]
@@ -609,32 +609,40 @@ end
 
 """
 Leave one thread untried where it rounds the products of a whole batch in another way than all threads do, and where a step is long.
-What is trained does not depend on what a clock says, then.
+What is trained does not depend on what a clock says, then. Nothing is known yet where other work has the threads.
 """
-function check_alike!(trainer::Trainer, trials::Trials, shard::Shard, data::Data, step::Int)
-    trials.checked = true
+function check_alike!(trainer::Trainer, trials::Trials, shard::Shard{T}, data::Data, step::Int) where {T}
+    threads_to_use(trainer.team.size) == trainer.team.size || return nothing
     team, of_blas = all_threads(trainer, [shard])
-    team.size == threads_to_use(trainer.team.size) || (team = ALONE)
     start = (step - 1) * trainer.batch_size
+    products, code = AD.Kernels.products(T), AD.Kernels.of_type(shard.tape.code, T)
+    may_try = sum(Float64[AD.Kernels.multiplications(x) for x in code if x.kernel in products]) < LONG_WORK
     kept = kept_streams(trainer.streams)
-    for _ in 1:2  # the first time may compile, and touches memory
-        before = time_ns()
-        bits = bits_of_step!(team, of_blas, shard, data, start)
-        is_long = time_ns() - before > 1e9 * LONG_STEP
+    try
+        if may_try
+            bits, seconds = bits_of_step!(team, of_blas, shard, data, start)
+            put_back!(kept)
+            if seconds > LONG_STEP  # the first time may compile, and touches memory
+                bits, seconds = bits_of_step!(team, of_blas, shard, data, start)
+                put_back!(kept)
+            end
+            may_try = seconds <= LONG_STEP
+        end
+        if may_try
+            others, seconds = bits_of_step!(ALONE, 1, shard, data, start)
+            may_try = others == bits && seconds <= 2 * LONG_STEP
+        end
+    finally
         put_back!(kept)
-        is_long && continue
-        alike = bits == bits_of_step!(ALONE, 1, shard, data, start)
-        put_back!(kept)
-        alike && return nothing
-        break
     end
-    choose!(trials, false, Inf)
+    may_try || choose!(trials, false, Inf)
+    trials.checked = true
     return nothing
 end
 
-"""Make a step of a whole batch but for the update; a checksum of the loss and the gradients."""
+"""Make a step of a whole batch but for the update; a checksum of the loss and the gradients, and its seconds."""
 function bits_of_step!(team::Team, of_blas::Int, shard::Shard{T}, data::Data, start::Int) where {T}
-    before = set_blas_threads(of_blas)
+    before, begun = set_blas_threads(of_blas), time_ns()
     try
         together(team) do k
             team.size == 1 ? run!(shard, data, start) : run!(shard, shard.shared::AD.Kernels.SharedCode{T}, data, start, team, k)
@@ -642,11 +650,12 @@ function bits_of_step!(team::Team, of_blas::Int, shard::Shard{T}, data::Data, st
     finally
         set_blas_threads(before)
     end
+    seconds = (time_ns() - begun) / 1e9
     found = UInt64[AD.mixed_bytes(Ptr{UInt8}(shard.loss), sizeof(T)), AD.mixed_bytes(address(shard.gradient), sizeof(shard.gradient))]
     for c in shard.columns
         push!(found, AD.mixed_bytes(Ptr{UInt8}(c.values), sizeof(T) * c.height * c.count))
     end
-    return found
+    return found, seconds
 end
 
 """Whether an update by one thread gives the bits of one by all: a norm is added up from the threads' parts."""
@@ -657,6 +666,8 @@ function tried_steps!(trainer::Trainer, trials::Trials, shards, others, data::Da
     whole = others === shards ? last : data.rows ÷ trainer.batch_size  # the steps of as many samples as the first
     (all_team, of_blas), is_split = all_threads(trainer, shards), length(shards) > 1
     trials.checked || first > whole || check_alike!(trainer, trials, shards[1], data, first)
+    trials.checked || return steps!(trainer, threads_to_use(trainer.team.size) == trainer.team.size ? all_team : ALONE, shards, others,
+        data, losses, first, last)
     failed = 0
     while failed == 0 && first <= last
         # Another task may have entered a parallel region since the last steps.
@@ -670,9 +681,10 @@ function tried_steps!(trainer::Trainer, trials::Trials, shards, others, data::Da
         set_blas_threads(is_alone ? 1 : of_blas)
         before = time_ns()
         failed = steps!(trainer, team, shards, others, data, losses, first, stop)
-        if trials.compares && is_free && failed == 0 && stop <= whole
+        if is_free && failed == 0 && (stop <= whole || !trials.compares)
+            compared = trials.compares
             note!(trials, (time_ns() - before) / 1e9, stop - first + 1)
-            trials.compares || stop == last || (trainer.update_seconds = Inf)  # the least of both ways
+            compared && !trials.compares && stop < last && (trainer.update_seconds = Inf)  # the least of both ways
         end
         first = stop + 1
     end

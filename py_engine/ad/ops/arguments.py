@@ -79,6 +79,11 @@ def is_whole(value: Any, least: float = -np.inf) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
 
 
+def is_real(value: Any) -> bool:
+    """Whether a value is a real number, of Python or numpy; truth values are none."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
 def whole(value: Any, what: str) -> int:
     """Return an integer of any kind as a Python int.
 
