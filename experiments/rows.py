@@ -20,6 +20,7 @@ from experiments import data, mapped, papers
 from experiments.data.dataset import Dataset, array_digest
 from experiments.data.reading import DAMAGED_ZIP
 from experiments.errors import InputError
+from experiments.formats import scientific
 from experiments.mapped import UNREADABLE, File, read_npy
 from experiments.output import Output
 from experiments.progress import download
@@ -107,7 +108,8 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
         )
     if not len(rows.x):
         raise InputError(f"{source}: there are no rows")
-    x = _as(spec.input.dtype, rows.x.reshape(len(rows.x), *sample), f"{source}: the rows")
+    scale = 'scale them, or take a model whose input.dtype is "float64"'
+    x = _as(spec.input.dtype, rows.x.reshape(len(rows.x), *sample), f"{source}: the rows", scale)
     if rows.y is None:
         return replace(rows, x=x)
     if rows.y.ndim == 0 or rows.y.dtype.kind not in "fiub":
@@ -123,22 +125,20 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
         expected = ", ".join(["N", *map(str, target.shape)])
         raise InputError(f"{source}: model {spec.name} expects targets of shape ({expected}), found {rows.y.shape}")
     # No view of a file: one that is asked for again is another array, which would be written out for the worker anew.
-    y = _as(spec.dtype, np.array(rows.y.reshape(len(rows.y), *target.shape)), f"{source}: the targets")
+    y = _as(spec.dtype, np.array(rows.y.reshape(len(rows.y), *target.shape)), f"{source}: the targets", "scale them")
     return replace(rows, x=x, y=y)
 
 
-def _as(dtype: str, values: NDArray[Any], what: str) -> NDArray[Any]:
+def _as(dtype: str, values: NDArray[Any], what: str, remedy: str) -> NDArray[Any]:
     """The values in C order and in this dtype; `InputError` where one of them is too large for it."""
     with np.errstate(over="ignore"):
         found = np.ascontiguousarray(values, dtype=dtype)
     if values.dtype.kind == "f" and found.dtype != values.dtype:
         lost = np.isinf(found) & np.isfinite(values)
         if lost.any():
-            first = int(np.argmax(lost.reshape(len(lost), -1).any(axis=1)))
-            raise InputError(
-                f"{what} have numbers too large for {dtype}, such as {values[lost][0]:g} in row {first}; scale "
-                'them, or take a model whose input.dtype is "float64"'
-            )
+            row = int(np.argmax(lost.reshape(len(lost), -1).any(axis=1)))
+            number = scientific(values[lost][0])
+            raise InputError(f"{what} have numbers too large for {dtype}, such as {number} in row {row}; {remedy}")
     return found
 
 

@@ -589,7 +589,10 @@ def test_training_goes_on_from_weights(twingrad: Any, rows: Path) -> None:
         ({"x_train": np.zeros((3, 784)), "y_train": np.zeros(2, int)}, "3 rows but 2 labels"),
         ({"x_train": np.zeros((3, 784)), "y_train": np.array([0, 1, 10])}, "10"),
         ({"x_train": np.array([["a"]]), "y_train": np.zeros(1, int)}, "rows must be numbers"),
-        ({"x_train": np.full((1, 784), 1e300), "y_train": np.zeros(1, int)}, "too large for float32, such as 1e+300"),
+        (
+            {"x_train": np.full((1, 784), 1e300), "y_train": np.zeros(1, int)},
+            "for float32, such as 1.0·10³⁰⁰ in row 0",
+        ),
         ({"x_train": np.zeros((0, 784)), "y_train": np.zeros(0, int)}, "bad.npz: there are no rows"),
         ({"x_train": np.zeros((3, 784)), "y_train": np.int64(1)}, "expected a label, or numbers, for each row"),
         ({"x_train": np.zeros((2, 784)), "y_train": np.array(["a", "b"])}, "expected a label, or numbers, for"),
