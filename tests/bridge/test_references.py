@@ -6,7 +6,8 @@ and optimizers are in `test_reference_layers.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ Made = Callable[..., Any]
 Layers = list[dict[str, Any]]
 
 REFERENCES = ("tensorflow", "jax")
-WITH_XLA = (*REFERENCES, "tensorflow-xla")
-"""The adapter of TensorFlow with XLA is that of TensorFlow but for a switch, and compiles longer."""
+WITH_XLA = ("images", "permuted and back", "mnist-rnn")
+"""Networks that TensorFlow computes with XLA, too: the adapter is the same but for a switch, and compiles longer."""
 
+CAMPAIGN = os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign"
 MODELS = Path(spec.__file__).parents[1] / "experiments" / "models"
 SGD = Optimizer("sgd", 0.1)
 
@@ -74,21 +76,29 @@ NETWORKS: dict[str, tuple[list[int], Layers]] = {
 }
 
 
+def with_xla(networks: Iterable[str]) -> list[tuple[str, str]]:
+    """Each network with each reference, and some with TensorFlow's XLA."""
+    pairs = [(reference, network) for network in networks for reference in REFERENCES]
+    chosen = networks if CAMPAIGN else WITH_XLA
+    return pairs + [("tensorflow-xla", network) for network in networks if network in chosen]
+
+
 @pytest.fixture(params=REFERENCES)
 def reference(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
-@pytest.mark.parametrize("reference", WITH_XLA, indirect=True)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.campaign
+@pytest.mark.parametrize(("reference", "network"), with_xla(NETWORKS), indirect=["reference"])
 def test_networks(reference: str, network: str, model: Made, compare_with_torch: Made) -> None:
     shape, layers = NETWORKS[network]
     compare_with_torch(reference, model(shape, *layers, loss="mean_squared_error", dtype="float64"))
 
 
-@pytest.mark.parametrize("reference", WITH_XLA, indirect=True)
-@pytest.mark.parametrize("name", ["mnist-rnn", "mnist-cnn", "imdb-cnn"])
+@pytest.mark.parametrize(
+    ("reference", "name"), with_xla(["mnist-rnn", "mnist-cnn", "imdb-cnn"]), indirect=["reference"]
+)
 def test_the_papers_networks(reference: str, name: str, compare_with_torch: Made) -> None:
     optimizer = Optimizer("adam", 0.001) if "imdb" in name else Optimizer("sgd", 0.015)
     compare_with_torch(reference, spec.load(MODELS / f"{name}.toml"), "float32", optimizer, batch=20, rows=50)
