@@ -377,6 +377,7 @@ CAMPAIGN = os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign"
 RNN_OF_SUMS = {"op": "rnn", "activation": "identity"}
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("optimizer", [Optimizer("adamw", 0.1), Optimizer("sgd", 0.1, weight_decay=0.5)], ids=str)
 @pytest.mark.parametrize(
     ("name", "layer"),

@@ -21,6 +21,7 @@ Made = Callable[..., Any]
 Layers = list[dict[str, Any]]
 
 REFERENCES = ("tensorflow", "jax")
+PAPERS = ("mnist-rnn", "mnist-cnn", "imdb-cnn")
 WITH_XLA = ("images", "permuted and back", "mnist-rnn")
 """Networks that TensorFlow computes with XLA, too: the adapter is the same but for a switch, and compiles longer."""
 
@@ -96,9 +97,8 @@ def test_networks(reference: str, network: str, model: Made, compare_with_torch:
     compare_with_torch(reference, model(shape, *layers, loss="mean_squared_error", dtype="float64"))
 
 
-@pytest.mark.parametrize(
-    ("reference", "name"), with_xla(["mnist-rnn", "mnist-cnn", "imdb-cnn"]), indirect=["reference"]
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize(("reference", "name"), with_xla(PAPERS), indirect=["reference"])
 def test_the_papers_networks(reference: str, name: str, compare_with_torch: Made) -> None:
     optimizer = Optimizer("adam", 0.001) if "imdb" in name else Optimizer("sgd", 0.015)
     compare_with_torch(reference, spec.load(MODELS / f"{name}.toml"), "float32", optimizer, batch=20, rows=50)
