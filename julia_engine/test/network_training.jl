@@ -230,6 +230,25 @@ wide_problem(T) = (rand(MersenneTwister(1), T, 500, 150), rand(MersenneTwister(2
     @test all(isfinite, wide(T; threads=MANY, techniques=Techniques(concrete=false)).vector)
 end
 
+"""
+The losses of three epochs, and the parameters after them, of new trainers: one that finds out which way is the fastest, one where
+all threads were chosen, in a way that `words` tell, and one where one was.
+"""
+in_each_way(new, x, y, words; last_epoch...) = map((nothing, false, true)) do alone
+    trainer = new()
+    losses = train_epoch!(trainer, x, y)
+    trials = only(values(trainer.trials))
+    differs = trials.left == Inf  # one thread rounds in another way on this processor
+    @test trials.checked
+    alone === nothing || differs || decide!(trainer, alone)
+    losses = [losses; train_epoch!(trainer, x, y); train_epoch!(trainer, x, y; last_epoch...)]
+    @test NETWORK.threads_decided(trainer) == trials.decided
+    alone === nothing || @test NETWORK.threads_decided(trainer)
+    alone === nothing || @test occursin(alone && !differs ? "one thread" : words, NETWORK.threads_in_step(trainer))
+    all(cost -> cost[3] >= 0, NETWORK.costs(trainer)) || error("a cost below zero")
+    losses, copy(trainer.vector)
+end
+
 """Plan a trainer's steps as if BLAS had large products in them."""
 function leave_to_blas!(trainer, x)
     NETWORK.suit!(trainer, collect(Int, size(x)[1:end-1]))
@@ -244,18 +263,10 @@ end
             seed=1, dtype=Float32); batch_size=1, threads=threads), rand(MersenneTwister(1), Float32, 18, 18, 32, 3), "threads in BLAS"))
     y = rand(MersenneTwister(2), 1:10, size(x)[end])
     for threads in 2:MANY
-        found = map((nothing, false, true)) do alone
+        found = in_each_way(x, y, words) do
             trainer = new(threads)
             occursin("BLAS", name) && leave_to_blas!(trainer, x)
-            losses = train_epoch!(trainer, x, y)
-            (trials,) = values(trainer.trials)
-            differs = trials.left == Inf  # on this processor
-            @test trials.checked && !trials.decided || differs
-            alone === nothing || differs || decide!(trainer, alone)
-            @test occursin(alone === true && !differs ? "one thread" : words, NETWORK.threads_in_step(trainer))
-            losses = [losses; train_epoch!(trainer, x, y); train_epoch!(trainer, x, y)]
-            all(cost -> cost[3] >= 0, NETWORK.costs(trainer)) || error("a cost below zero")
-            losses, copy(trainer.vector)
+            trainer
         end
         @test found[1] == found[2] == found[3]
     end
@@ -304,17 +315,8 @@ end
 
     x, y = input(T), rand(MersenneTwister(2), 1:10, 173)
     for threads in 2:MANY
-        found = map((nothing, false, true)) do alone
-            trainer = Trainer(Chain(layers()...; seed=1, dtype=T); batch_size=50, threads=threads, optimizer=deepcopy(o), options...)
-            losses = train_epoch!(trainer, x, y)
-            alone === nothing || decide!(trainer, alone)
-            losses = [losses; train_epoch!(trainer, x, y); train_epoch!(trainer, x, y; rates=fill(0.01, 4))]
-            @test length(trainer.trials) == 1
-            @test NETWORK.threads_decided(trainer) == first(values(trainer.trials)).decided
-            alone === nothing || @test NETWORK.threads_decided(trainer)
-            alone === nothing || @test NETWORK.threads_in_step(trainer) == (alone ? "one thread" : "split over $threads threads")
-            all(cost -> cost[3] >= 0, NETWORK.costs(trainer)) || error("a cost below zero")
-            losses, copy(trainer.vector)
+        found = in_each_way(x, y, "split over $threads threads"; rates=fill(0.01, 4)) do
+            Trainer(Chain(layers()...; seed=1, dtype=T); batch_size=50, threads=threads, optimizer=deepcopy(o), options...)
         end
         @test found[1] == found[2] == found[3]
     end
