@@ -1,12 +1,11 @@
 """Optimizers: one update rule each, run over the flat parameter vector in place.
 
-The formulas and the places of epsilon are PyTorch's, so that the same settings mean the same thing there. A
-rule is written once, for one block of the vector: the base class cuts parameters, gradient and state into
-blocks that fit a cache together, shares them out to threads where there are many, and a step allocates no
-arrays. Which length of block and how many threads are fastest follows from caches and from what a call costs here, so
-that it is measured in the first steps, and every few seconds again; the numbers are the same with all. Numbers that
-would cost a pass over the vector are folded into others: a running mean ``m = beta * m + (1 - beta) * g`` is kept
-divided by ``1 - beta``.
+The formulas and the places of epsilon are PyTorch's, so that the same settings mean the same thing there. A rule is
+written once, for one block of the vector: the base class cuts parameters, gradient and state into blocks that fit a
+cache together, shares them out to threads where there are many, and a step allocates no arrays. Which length of block
+and how many threads are fastest follows from caches and from what a call costs here, so that it is measured in the
+first steps, and now and then again; the numbers are the same with all. Numbers that would cost a pass over the vector
+are folded into others: a running mean ``m = beta * m + (1 - beta) * g`` is kept divided by ``1 - beta``.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ matrix product over all threads, or the batch is split into shards, one per thre
 gradient vector and BLAS at one thread, summed at the end. `splitting_pays` estimates which takes less time, by shapes
 and BLAS's kernels and not by a measurement, since the sum is rounded in another way: so the same network gives the
 same numbers in every run. Whether all threads or one compute the products of a batch that stays whole is measured in
-the first steps, and every few seconds again: threads that wait for each other in short products may take longer than
-one.
+the first steps, and now and then again: threads that wait for each other in short products may take longer than one.
 """
 
 from __future__ import annotations
