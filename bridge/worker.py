@@ -264,6 +264,10 @@ class Worker:
         self._child.signal(signal.SIGCONT)
         self._paused = False
 
+    def close_session(self) -> None:
+        """Close the session that was built last, if it is open: its memory is freed."""
+        self._call("close")
+
     def reset_peak(self) -> None:
         """Start `peak_rss` afresh from the memory that is now resident."""
         self._call("reset_peak")

@@ -13,9 +13,11 @@ that is not so slow has been in as many as were asked for. So the fastest framew
 that was slow at first.
 
 Start-up is what `build` and the first step take, once the engine is imported and its runtime has started, whose seconds
-are counted apart. Memory is the peak since before the first `build`, over the level there. An engine that can say what
-the calls of a step cost (`Costed`) is asked for the most expensive one, and for what its threads do. Before and after,
-the machine itself is measured (`roofline`); the best of both gives the limit of each step, and of that call.
+are counted apart. Memory is the peak from `build`, when the session before was closed, until the steps are steady, over
+the level before the first one: what freed memory the process keeps from sizes before counts, and what it took to find
+out what their calls cost does not. An engine that can say what the calls of a step cost (`Costed`) is asked for the
+most expensive one, and for what its threads do. Before and after, the machine itself is measured (`roofline`); the best
+of both gives the limit of each step, and of that call.
 """
 
 from __future__ import annotations
@@ -180,9 +182,9 @@ def begin(worker: Worker, task: Task, levels: dict[str, int]) -> tuple[float, li
     """
     worker.resume()
     task.preload(worker)
-    if worker.engine.name not in levels:
-        worker.reset_peak()
-        levels[worker.engine.name] = worker.peak_rss()
+    worker.close_session()
+    worker.reset_peak()
+    levels.setdefault(worker.engine.name, worker.peak_rss())
     with giving_up(worker):
         seconds = task.build(worker)
         task.preload(worker)

@@ -222,9 +222,10 @@ def sizes_memory(view: View) -> Table:
         columns,
         rows,
         [
-            "Memory: the peak resident since before the first `build`, over the level there; in brackets the peak of "
-            "the whole process. A process trains its mini-batches one after the other, the smallest first. Ratio: of "
-            "the peak over the level to PyTorch's; × marks one above 1.",
+            "Memory: the peak resident from `build` to steady steps, over the level before the first `build`; in "
+            "brackets the peak of the whole process. A process trains its mini-batches one after the other, the "
+            "smallest first, and frees what one needed before the next. Ratio: of the peak over the level to "
+            "PyTorch's; × marks one above 1.",
             *notes,
             *julia_notes(view),
         ],

@@ -389,7 +389,10 @@ hold the session.
 end
 
 free(number::Int64)::Cint = guarded(identity) do
-    forget!(number) < COLLECT_FROM || GC.gc()
+    if forget!(number) >= COLLECT_FROM
+        GC.gc()
+        AD.return_freed_memory()
+    end
     OK
 end
 

@@ -96,6 +96,22 @@ end
     end
 end
 
+resident_bytes() = parse(Int, split(read("/proc/self/statm", String))[2]) * ccall(:getpagesize, Cint, ())
+
+if AD.of_glibc(:malloc_trim) !== nothing
+    @testset "memory that was freed is given back to the system" begin
+        (() -> sum(ones(3_900_000)))()
+        GC.gc()  # having freed so large an array, malloc takes smaller ones from its heap
+        pieces = [ones(2^15) for _ in 1:1000]
+        before, freed = resident_bytes(), sum(sizeof, pieces) ÷ 2
+        deleteat!(pieces, 1:2:length(pieces))  # those that are left keep the heap from becoming shorter
+        GC.gc()
+        AD.return_freed_memory()
+        @test before - resident_bytes() > 0.8 * freed
+        @test all(x -> sum(x) == 2^15, pieces)
+    end
+end
+
 @testset "vectors that were resized are refused: $(name)" for (name, change!) in (
     ("grown", x -> append!(x, zeros(10^6))), ("shorter", x -> resize!(x, length(x) - 1)))
     for T in (Float64, Float32), part in (identity, x -> view(x, 2:length(x)), x -> reshape(view(x, 1:length(x)), :, 1))

@@ -214,12 +214,23 @@ shall do. It is the whole process that this is set for, so the first eager gradi
 function keep_freed_memory()
     ASKED[] && return nothing
     ASKED[] = true
-    Sys.islinux() && !any(name -> startswith(name, "MALLOC_") || name == "GLIBC_TUNABLES", keys(ENV)) || return nothing
-    library = Libdl.dlopen("libc.so.6"; throw_error=false)
-    library === nothing && return nothing
-    set = Libdl.dlsym(library, :mallopt; throw_error=false)
+    any(name -> startswith(name, "MALLOC_") || name == "GLIBC_TUNABLES", keys(ENV)) && return nothing
+    set = of_glibc(:mallopt)
     set === nothing && return nothing
     ccall(set, Cint, (Cint, Cint), TRIM_THRESHOLD, KEPT)
     ccall(set, Cint, (Cint, Cint), MMAP_THRESHOLD, LARGEST)
     return nothing
+end
+
+"""Give memory that was freed back to the system: glibc keeps that of arrays of less than 32 MB, more or less of it."""
+function return_freed_memory()
+    trim = of_glibc(:malloc_trim)
+    trim === nothing || ccall(trim, Cint, (Csize_t,), 0)
+    return nothing
+end
+
+"""The address of a function of glibc; `nothing` with another C library."""
+function of_glibc(name::Symbol)
+    library = Sys.islinux() ? Libdl.dlopen("libc.so.6"; throw_error=false) : nothing
+    return library === nothing ? nothing : Libdl.dlsym(library, name; throw_error=false)
 end
