@@ -13,12 +13,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-__all__ = ["Child", "ChildDiedError", "completed", "ending"]
+__all__ = ["Child", "ChildDiedError", "completed", "ending", "import_path"]
 
 _PATIENCE = 10.0
 """Seconds that a process gets to end by itself."""
@@ -49,6 +50,11 @@ def ending(status: int) -> str:
         return f"ended with exit code {status}"
     hint = " (for want of memory, perhaps)" if status == -signal.SIGKILL else ""
     return f"was ended by {signal.Signals(-status).name}{hint}"
+
+
+def import_path() -> list[str]:
+    """Where this process finds modules, as text: Python passes over what is none, such as a `Path`."""
+    return [place for place in sys.path if isinstance(place, str)]
 
 
 class Child:

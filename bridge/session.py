@@ -238,7 +238,7 @@ class Costed(Protocol):
         ...
 
     def held_bytes(self) -> int:
-        """About how many bytes of values and gradients the steps planned so far need, parameters not counted."""
+        """About how many bytes the steps planned so far need: values, gradients, optimizer state; no parameters."""
         ...
 
     def collecting_seconds(self) -> float:

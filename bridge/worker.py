@@ -21,7 +21,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import bridge.errors
@@ -38,10 +36,12 @@ import py_engine.errors
 from bridge import memory, weights
 from bridge import registry as engines
 from bridge.checks import PerArray
-from bridge.child import Child, ChildDiedError
+from bridge.child import Child, ChildDiedError, import_path
 from bridge.errors import WorkerError
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
+from bridge.temporary import temporary_folder, writing_temporary
+from py_engine.errors import DTypeError
 from py_engine.network.read_ahead import mapped_file
 
 __all__ = ["Worker", "environment"]
@@ -104,10 +104,10 @@ class Worker:
         self._ended_for = ""
         self._numbers = itertools.count(1)
         self._turn = threading.RLock()
-        self._folder = Path(tempfile.mkdtemp(prefix="twingrad-worker-"))
+        self._folder = temporary_folder("twingrad-worker-")
         self._files = PerArray(self._write_array, drop=Path.unlink)
         before = time.perf_counter()
-        start = {"engine": engine, "threads": threads, "folder": str(self._folder), "path": sys.path}
+        start = {"engine": engine, "threads": threads, "folder": str(self._folder), "path": import_path()}
         command = [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP, json.dumps(start)]
         self._child = Child(command, self._variables, self._folder, self.cores)
         described = self._receive("starting")["result"]
@@ -161,7 +161,7 @@ class Worker:
 
     def train_epoch(self, x: Array, y: Array, order: Array) -> NDArray[np.float64]:
         """See `Session.train_epoch`; `seconds` is then the time of exactly this."""
-        path = str(self._write_array(order) if isinstance(order, np.ndarray) else Path(order).absolute())
+        path = str(self._write_array(order)) if isinstance(order, np.ndarray) else _file_of(order, "order")
         losses = self._call("train_epoch", {"x": x, "y": y}, order=path)
         if isinstance(order, np.ndarray):
             Path(path).unlink()
@@ -196,13 +196,8 @@ class Worker:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See `Resumable.load_state`."""
         path = self._new_file("safetensors")
-        try:
+        with writing_temporary(path):
             save_file({name: np.asarray(array, order="C") for name, array in state.items()}, path)
-        except (OSError, SafetensorError) as error:
-            path.unlink(missing_ok=True)
-            raise WorkerError(
-                f"{path} can't be written: {error}; free some space there, or name another folder in TMPDIR"
-            ) from None
         self._call("load_state", state=str(path))
         path.unlink()
 
@@ -356,7 +351,8 @@ class Worker:
         with self._turn:
             self._check_open()  # still, after waiting for the others
             for name, array in (data or {}).items():  # in turn: what is kept of others' arrays may be dropped
-                arguments[name] = [self._path(one) for one in array] if isinstance(array, tuple) else self._path(array)
+                several = isinstance(array, tuple)
+                arguments[name] = [self._path(one, name) for one in array] if several else self._path(array, name)
             if self._paused:
                 raise WorkerError(f"the worker of engine {self.engine.name} is paused: call resume() before {call}")
             answer = self._receive(call, arguments)
@@ -397,10 +393,10 @@ class Worker:
         if not self._child.is_open:
             raise WorkerError(f"the worker of engine {self.engine.name} is closed: start another one")
 
-    def _path(self, array: Array) -> str | dict[str, Any]:
+    def _path(self, array: Array, name: str) -> str | dict[str, Any]:
         """The file that takes an array across; of one that maps a file, where in that it lies."""
         if not isinstance(array, np.ndarray):
-            return str(Path(array).absolute())
+            return _file_of(array, name)
         if self.engine.maps and (found := mapped_file(array)) is not None:
             changed = os.stat(found[0]).st_mtime_ns
             return {"file": found[0], "offset": found[1], "dtype": array.dtype.str, "shape": array.shape, "at": changed}
@@ -408,19 +404,22 @@ class Worker:
 
     def _write_array(self, array: NDArray[Any]) -> Path:
         path = self._new_file("npy")
-        try:
+        with writing_temporary(path):
             np.save(path, array, allow_pickle=False)
-        except OSError as error:  # numpy's own, of a full disk, has no number
-            path.unlink(missing_ok=True)
-            raise WorkerError(
-                f"{path} can't be written: {error.strerror or error}; free some space there, or name another folder in "
-                "TMPDIR"
-            ) from None
         return path
 
     def _new_file(self, suffix: str) -> Path:
         self._check_open()
         return self._folder / f"request-{next(self._numbers)}.{suffix}"
+
+
+def _file_of(array: Any, name: str) -> str:
+    """The file that is given in place of an array."""
+    if not isinstance(array, (str, os.PathLike)):
+        raise DTypeError(
+            f"{name}: expected a numpy array, found {type(array).__name__}; convert it with np.asarray({name})"
+        )
+    return str(Path(array).absolute())
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -25,6 +25,7 @@ from bridge import registry as engines
 from bridge.child_process import Answer, serve
 from bridge.errors import EngineUnavailableError
 from bridge.session import Costed, Counting, Optimizer, Preloading, Session, Starting
+from bridge.temporary import writing_temporary
 
 __all__ = ["main"]
 
@@ -139,6 +140,7 @@ class _Server:
         if self._session is not None:
             self._session.close()
             self._session = None
+            memory.give_back()  # of all engines alike
         return {"result": None}
 
     @property
@@ -192,12 +194,14 @@ class _Server:
 
     def _write_array(self, array: NDArray[Any]) -> str:
         path = self._new_file("npy")
-        np.save(path, array, allow_pickle=False)
+        with writing_temporary(path):
+            np.save(path, array, allow_pickle=False)
         return str(path)
 
     def _write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> str:
         path = self._new_file("safetensors")
-        save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path)
+        with writing_temporary(path):
+            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, path)
         return str(path)
 
     def _new_file(self, suffix: str) -> Path:

@@ -55,6 +55,11 @@ def write(path: Path, records: Mapping[str, bytes]) -> int:
     if not records:
         raise ArchiveError(f"{path}: no raw records to archive; run `twingrad reproduce` first")
     content = pack(records)
+    if len(content) > FILE_LIMIT:
+        raise ArchiveError(
+            f"{path}: the records of an archive may take {size(FILE_LIMIT)} at most, and these would take "
+            f"{size(len(content))}; archive a part of the results, such as those of one study"
+        )
     unpack(content, path)  # what is written can be read
     errors.write(path, content, ArchiveError, "--output FILE")
     return len(content)

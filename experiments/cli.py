@@ -100,9 +100,17 @@ def reporting(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _paths(value: Any) -> list[Path | str]:
-    """The files among the values of a parameter: also one that is still to be made, where they can be nothing else."""
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [item for item in values if isinstance(item, Path) or (isinstance(item, str) and os.path.isfile(item))]
+    """The files among the values of a parameter: also one that is still to be made, where they can be nothing else.
+
+    Of a folder of data those that may be mapped.
+    """
+    found: list[Path | str] = []
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(item, Path) or (isinstance(item, str) and os.path.isfile(item)):
+            found.append(item)
+        elif isinstance(item, str) and os.path.isdir(item) and os.access(item, os.R_OK):
+            found += (place.path for place in os.scandir(item) if place.name.endswith((".npy", ".arrow")))
+    return found
 
 
 class Names(click.ParamType):

@@ -49,6 +49,11 @@ def predict(request: Prediction, output: Output) -> None:
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, params, Optimizer("sgd", 0.0), max(1, min(1000, len(given.x))), spec.dtype)
         outputs = worker.predict(given.x)
+        wrong = ~np.isfinite(outputs.reshape(len(outputs), -1))
+        if wrong.any():
+            row = int(np.argmax(wrong.any(axis=1)))
+            value = outputs[row].reshape(-1)[int(np.argmax(wrong[row]))]
+            raise InputError(f"{request.input}: row {row} makes {value}: look for NaN or very large numbers in it")
         known = None if given.y is None else worker.evaluate(given.x, given.y)
     found = readable(spec, outputs)
     output.add({"row": index, **row} for index, row in enumerate(found))
@@ -78,7 +83,8 @@ def readable(spec: ModelSpec, outputs: NDArray[Any]) -> list[dict[str, Any]]:
             for number, row in zip(classes, probabilities, strict=True)
         ]
     if spec.loss.op == "binary_cross_entropy" and flat.shape[1] == 1:
-        return [{"class": int(value > 0), "probability": float(1 / (1 + np.exp(-value)))} for value in flat[:, 0]]
+        with np.errstate(over="ignore"):  # of a probability that is zero
+            return [{"class": int(value > 0), "probability": float(1 / (1 + np.exp(-value)))} for value in flat[:, 0]]
     return [{"output": row.tolist()} for row in outputs]
 
 

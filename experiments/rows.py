@@ -6,6 +6,7 @@ import math
 import os
 import stat
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,10 @@ def load_rows(name: str, data_dir: Path | None, spec: ModelSpec, output: Output)
     if "x_train" not in arrays or "y_train" not in arrays:
         raise InputError(f"{name}: expected the arrays x_train and y_train, found {', '.join(arrays) or 'none'}")
     training = _rows(arrays["x_train"], arrays["y_train"])
-    test = _rows(arrays["x_test"], arrays["y_test"]) if {"x_test", "y_test"} <= arrays.keys() else None
+    of_test = {"x_test", "y_test"} & arrays.keys()
+    if len(of_test) == 1:
+        raise InputError(f"{name}: {of_test.pop()} is alone: give both x_test and y_test, or neither")
+    test = _rows(arrays["x_test"], arrays["y_test"]) if of_test else None
     return fitted(training, spec, name), fitted(test, spec, name) if test else None
 
 
@@ -98,9 +102,7 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
         raise InputError(f"{source}: rows must be numbers, found dtype {rows.x.dtype}")
     if spec.input.dtype == "int64" and rows.x.dtype.kind == "f":
         raise InputError(f"{source}: model {spec.name} reads token ids (whole numbers), found dtype {rows.x.dtype}")
-    if rows.x.ndim == 0 or math.prod(rows.x.shape[1:]) != math.prod(sample):
-        expected = ", ".join(["N", *map(str, sample)])
-        raise InputError(f"{source}: model {spec.name} expects rows of shape ({expected}), found {rows.x.shape}")
+    _check_shape(rows.x, sample, "rows", spec, source)
     if rows.files and rows.x.dtype != spec.input.dtype:
         raise InputError(
             f"{source}: model {spec.name} reads {spec.input.dtype}, and the rows are {rows.x.dtype}: a file that is "
@@ -121,12 +123,20 @@ def fitted(rows: Rows, spec: ModelSpec, source: str) -> Rows:
     target = spec.target
     if target.kind == "classes":
         return replace(rows, x=x, y=np.asarray(rows.y.astype(np.int64) if rows.y.dtype.kind in "iu" else rows.y))
-    if math.prod(rows.y.shape[1:]) != math.prod(target.shape):
-        expected = ", ".join(["N", *map(str, target.shape)])
-        raise InputError(f"{source}: model {spec.name} expects targets of shape ({expected}), found {rows.y.shape}")
+    _check_shape(rows.y, target.shape, "targets", spec, source)
     # No view of a file: one that is asked for again is another array, which would be written out for the worker anew.
     y = _as(spec.dtype, np.array(rows.y.reshape(len(rows.y), *target.shape)), f"{source}: the targets", "scale them")
     return replace(rows, x=x, y=y)
+
+
+def _check_shape(found: NDArray[Any], sample: Sequence[int], what: str, spec: ModelSpec, source: str) -> None:
+    """Raise `InputError` for rows that are no samples of this shape, but for axes that are split or merged."""
+    expected = f"model {spec.name} expects {what} of shape ({', '.join(['N', *map(str, sample)])})"
+    if found.ndim == 0 or math.prod(found.shape[1:]) != math.prod(sample):
+        raise InputError(f"{source}: {expected}, found {found.shape}")
+    long, wanted = ([length for length in shape if length != 1] for shape in (found.shape[1:], sample))
+    if long != wanted and sorted(long) == sorted(wanted):
+        raise InputError(f"{source}: {expected}, found {found.shape}: transpose their axes to that order")
 
 
 def _as(dtype: str, values: NDArray[Any], what: str, remedy: str) -> NDArray[Any]:

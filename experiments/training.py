@@ -90,21 +90,24 @@ class Training:
             raise InputError("--patience stops by the validation loss: give --validation, such as 0.1, too")
         if self.resume and self.checkpoint is None:
             raise InputError("--resume resumes from the file that --checkpoint names: give that, too")
+        if self.curve is not None:
+            curve.check(self.curve)
+        for option, path in self.written.items():
+            if path is not None:
+                check_place(option, path, InputError)
         if self.checkpoint is not None and self.checkpoint.exists() and not self.resume:
             raise InputError(
                 f"--checkpoint: {self.checkpoint} exists: give --resume to resume from it, or another file"
             )
-        if self.curve is not None:
-            curve.check(self.curve)
-        files = {"--save": self.save, "--checkpoint": self.checkpoint}
-        if self.curve not in (None, curve.TERMINAL):
-            files["--curve"] = Path(str(self.curve))
-        for option, path in files.items():
-            if path is not None:
-                check_place(option, path, InputError)
-        check_apart(files, {"SPEC": self.spec, "--data": self.data}, InputError)
+        check_apart(self.written, {"SPEC": self.spec, "--data": self.data}, InputError)
         if self.checkpoint is not None or not self.rates.is_constant:
             registry.check_resumable(self.engine)
+
+    @property
+    def written(self) -> dict[str, Path | None]:
+        """The files that the training writes, by their options."""
+        drawn = None if self.curve in (None, curve.TERMINAL) else Path(str(self.curve))
+        return {"--save": self.save, "--checkpoint": self.checkpoint, "--curve": drawn}
 
     def deciding(self, spec: ModelSpec, initial: Arrays, rows: Rows) -> dict[str, Any]:
         """What decides the training, by name: with the same of it, it is the same bit for bit."""
@@ -138,6 +141,8 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
     request.check()
     initial = weights.load(request.weights, spec) if request.weights else weights.initialise(spec, request.seed)
     rows, test = load_rows(request.data, request.data_dir, spec, output)
+    for file in (*rows.files, *(test.files if test else ())):
+        check_apart(request.written, {"--data": file.path}, InputError)
     engine = registry.get(request.engine)
     if rows.files and rows.x.nbytes > MOST_BYTES and not engine.maps:
         others = ", ".join(name for name in registry.names() if registry.get(name).maps)
@@ -159,6 +164,11 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
             found = checkpoint.load(request.checkpoint)
             checkpoint.differences(request.checkpoint, found.settings, kept.settings)
             kept = found
+            if len(kept.history) > request.epochs:
+                raise InputError(
+                    f"--epochs {request.epochs}: {request.checkpoint} is of epoch {len(kept.history)}; give as many or "
+                    "more, or another file"
+                )
             output.say(f"resuming after epoch {len(kept.history)} from {request.checkpoint}")
     score = Score.of(spec, rows.is_sample)
     shown = _columns(validation is not None, test is not None and test.y is not None, schedule, score)

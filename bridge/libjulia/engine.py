@@ -89,7 +89,7 @@ def load_engine(threads: int) -> tuple[Runtime, Entries]:
     """
     global _loaded
     if _loaded is None:
-        here = start.runtime(threads)
+        here = start.runtime(None if start.started() else threads)
         here.evaluate(f"pushfirst!(LOAD_PATH, {literal(ENGINE)}); nothing")
         if not here.evaluate(_IS_COMPILED):
             compile_engine(here.julia)

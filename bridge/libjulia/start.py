@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge import toml
-from bridge.child import completed, ending
+from bridge.child import completed, ending, import_path
 from bridge.errors import JuliaUnavailableError
 from bridge.libjulia import juliacall
 from bridge.libjulia import sysimage as images
@@ -126,13 +126,22 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
             if reason is not None:  # juliacall itself would download what it lacks
                 raise JuliaUnavailableError(reason)
         _runtime = JuliacallRuntime(julia, count, project, notes, sysimage)
+        # What juliacall had started, or the user's own settings of it, may have another number.
+        count = int(_runtime.evaluate("Threads.nthreads()") or count)
     else:
         if sysimage is None:
             sysimage, note = images.usable(julia)
             notes = [*notes, note] if note else notes
         _runtime = EmbeddedRuntime(julia, count, notes, sysimage)
     _settings.update(threads=count, sysimage=sysimage)
+    if threads is not None and count < threads:
+        _check_same(threads, way, sysimage)
     return _runtime
+
+
+def started() -> bool:
+    """Whether `runtime` has started or joined Julia in this process."""
+    return _runtime is not None
 
 
 def status() -> Status:
@@ -193,7 +202,7 @@ def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
         return Verdict(False, reason)
     project = known_project(julia, memory)
     start = {
-        "path": sys.path,
+        "path": import_path(),
         "way": way,
         "julia": dataclasses.asdict(julia),
         "project": dataclasses.asdict(project) if project else None,
@@ -267,8 +276,16 @@ def _key(way: str, julia: Julia, memory: Memory) -> tuple[str, ...]:
 
 def _thread_count(threads: int | None) -> int:
     if threads is None:
-        setting = os.environ.get("JULIA_NUM_THREADS", "")
-        return int(setting) if setting.isdecimal() and int(setting) else 1
+        setting = os.environ.get("JULIA_NUM_THREADS") or "1"
+        count, comma, interactive = setting.partition(",")  # Julia 1.9 and later have a pool for interactive tasks
+        if count == "auto":
+            return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if not count.isdecimal() or not int(count) or (comma and not interactive.isdecimal()):
+            raise JuliaUnavailableError(
+                f"JULIA_NUM_THREADS={setting}: expected a number of threads or auto, with or without those of the "
+                "interactive pool, such as 4,1"
+            )
+        return int(count)
     if threads < 1:
         raise JuliaUnavailableError(f"Julia needs at least 1 thread, found threads={threads}")
     return threads

@@ -63,7 +63,7 @@ def path_for(julia: Julia) -> Path:
     digest = hashlib.sha256(f"{RECIPE}\0".encode())
     for file in (julia.executable, julia.libjulia, julia.sysimage):
         status = os.stat(file)
-        digest.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        digest.update(os.fsencode(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0"))
     digest.update(f"{julia.version}\0{platform.machine()}\0{' '.join(sorted(cpu_flags()))}\0".encode())
     for path in (ENGINE / "Project.toml", *sorted((ENGINE / "src").rglob("*.jl"))):
         digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -322,7 +322,8 @@ def identity(source: Path) -> str:
                 with os.scandir(source.joinpath(*group)) as listing:
                     for entry in sorted(listing, key=lambda entry: entry.name):
                         about = entry.stat()
-                        digest.update(f"{group} {entry.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+                        line = f"{group} {entry.name} {about.st_size} {about.st_mtime_ns}\n"
+                        digest.update(os.fsencode(line))
     except OSError as error:
         raise DataError(f"{error.filename or source} can't be read: {error.strerror or error}") from error
     return digest.hexdigest()

@@ -1,10 +1,10 @@
 """How time grows: of a training step with the size of its network, and of a gradient with the nodes of its graph.
 
 A series is a network in sizes that differ in one thing. Of each size an engine's step and its start-up are timed, in
-one process for all of them: start-up is `build` and the first step less a later one, and is where our engines trace and
-plan. The machine's limit of the step (`roofline`) is measured, too, once for each size of memory. All sizes are timed
-`ROUNDS` times, one after the other, and of each time the least counts: a virtual machine's cores may be far apart for
-some seconds, where a step that they share took up to four times as long.
+one process for all of them: start-up is `build` and the first step less a later one, of each the least, and is where
+our engines trace and plan. The machine's limit of the step (`roofline`) is measured, too, once for each size of memory.
+All sizes are timed `ROUNDS` times, one after the other, and of each time the least counts: a virtual machine's cores
+may be far apart for some seconds, where a step that they share took up to four times as long.
 
 What may explain a time that grows faster than its work is recorded beside it: the seconds of it that collecting garbage
 took, the bytes of memory that the work needs, and those of the machine's largest cache; of a step what its threads do.
@@ -56,6 +56,8 @@ CHUNK_SECONDS = 0.2
 ONCE_SECONDS, CALL_SECONDS = 5.0, 30.0
 """What a call takes, at most, that is repeated, and one that a larger graph follows."""
 ELEMENTS = 10
+FIRST = "first"
+"""What is timed of a network beside its step: `build` and the first step."""
 EXPLAINING = ("collecting_seconds", "held_bytes", "cache_bytes", "threads_in_step")
 """Fields of a row that older records lack."""
 
@@ -98,8 +100,8 @@ def run(given: Assignment) -> Parts:
                         if known is None or row["seconds"] < known["seconds"]:
                             fastest[of] = {"series": name, "value": int(value), **row}
                 given.watcher.step()
-                yield {"growth": [*rows, *fastest.values()]}
-            rows += fastest.values()
+                yield {"growth": [*rows, *with_start_up(fastest)]}
+            rows += with_start_up(fastest)
         yield given.blas(worker)
     if given.engines[0] in KINDS:
         for row in of_graphs(given.engines[0], given.settings[NODES]):
@@ -109,7 +111,10 @@ def run(given: Assignment) -> Parts:
 
 
 def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, ...], roofline.Rates]) -> Iterator[Row]:
-    """The step and the start-up of an engine at one size of a network. The machine is measured if not in `rates`."""
+    """The step of an engine at one size of a network, and `build` with the first one.
+
+    The machine is measured if not in `rates`.
+    """
     task.preload(worker)
     first = task.build(worker)
     before = worker.collecting_seconds()  # not earlier: `build` ends the session before it, and collects what that held
@@ -125,10 +130,22 @@ def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, 
     known: Row = {} if held is None else {"held_bytes": held, "cache_bytes": machine.machine().cache_bytes}
     limit = {"limit_seconds": roofline.Limit(work, rates[needed]).seconds}
     yield {"what": "step", "seconds": step, **limit, "threads_in_step": worker.threads_in_step() or None, **known}
-    seconds = max(first - step, 0.0)
     if before is not None and after is not None:
-        known["collecting_seconds"] = min(after - before, seconds)
-    yield {"what": "start-up", "seconds": seconds, **known}
+        known["collecting_seconds"] = after - before
+    yield {"what": FIRST, "seconds": first, **known}
+
+
+def with_start_up(fastest: Mapping[tuple[int, str], Row]) -> Iterator[Row]:
+    """The rows of steps and of start-ups, from the fastest ones by size and what was timed."""
+    for (value, what), row in fastest.items():
+        if what != FIRST:
+            yield row
+            continue
+        seconds = max(row["seconds"] - fastest[value, "step"]["seconds"], 0.0)
+        collecting = (
+            {"collecting_seconds": min(row["collecting_seconds"], seconds)} if "collecting_seconds" in row else {}
+        )
+        yield row | {"what": "start-up", "seconds": seconds, **collecting}
 
 
 def first_step(worker: Worker, task: Task) -> float:

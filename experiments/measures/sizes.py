@@ -7,7 +7,8 @@ first `COMPARED` steps are compared with PyTorch's. A framework whose losses dif
 left out at that size of mini-batch, with the reason; with an engine of ours the run fails.
 
 Then they alternate: in a round each trains as many steps as take it about `sizes_milliseconds`, one at least. A
-framework whose steps take over `SLOW` times as long as the fastest one's takes part in every third round only. Whether
+framework whose steps take over `SLOW` times as long as those of the fastest of `PEERS` takes part in every third round
+only. Whether
 it does is decided again after each round, by the median of its steps so far; and rounds are added until each framework
 that is not so slow has been in as many as were asked for. So the fastest framework has been in all of them, even one
 that was slow at first.
@@ -25,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import statistics
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from experiments.papers import Paper, Runs
     from experiments.sweep import Job
 
+PEERS = ("torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax")
+"""The frameworks of which the fastest is what ours are compared with."""
 COMPILED = "torch-compile"
 """The engine that compiles anew for each size of mini-batch, so that it takes part in only one."""
 GIVE_UP = 180.0
@@ -96,7 +100,7 @@ def run(given: Assignment) -> Parts:
     rows: list[dict[str, Any]] = []
     facts: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
-    out: set[str] = set()
+    out: dict[str, str] = {}
     blas: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(RunArrays(generated.drawn_for(spec), given.task.work.folder))
@@ -115,9 +119,12 @@ def run(given: Assignment) -> Parts:
             seconds: dict[str, float] = {}
             losses: dict[str, list[float]] = {}
             for name in given.engines:
-                if name in out or name in failures or (name == COMPILED and batch != asked["compiled"]):
+                if name in failures or (name == COMPILED and batch != asked["compiled"]):
                     continue
                 about: dict[str, Any] = {"engine": name, "batch": batch}
+                if name in out:
+                    facts.append(about | {"missing": out[name]})
+                    continue
                 try:
                     with failing(name, failures, (GaveUpError, SpecError)):
                         if name not in workers:
@@ -130,7 +137,7 @@ def run(given: Assignment) -> Parts:
                         workers[name].pause()
                         facts.append(about)
                 except (GaveUpError, SpecError) as error:
-                    out.add(name)
+                    out[name] = str(error)
                     facts.append(about | {"missing": str(error)})
             ready = {name: losses[name] for name in seconds if name not in failures}
             deviations, others = compared(ready, MOST_DEVIATION)
@@ -278,7 +285,7 @@ def all_rounds(
 
 def is_slow(name: str, seconds: Mapping[str, float]) -> bool:
     """Whether an engine is a framework whose steps take so long that it need not be in every round."""
-    fastest = min((taken for other, taken in seconds.items() if other not in roofline.OURS), default=0.0)
+    fastest = min((taken for other, taken in seconds.items() if other in PEERS), default=math.inf)
     return name not in roofline.OURS and seconds[name] > SLOW * fastest
 
 

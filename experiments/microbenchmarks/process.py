@@ -7,9 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +15,7 @@ import numpy as np
 from bridge.child import Child, ChildDiedError
 from bridge.libjulia.environment import ENGINE, kernels_for
 from bridge.libjulia.find import find
+from bridge.temporary import temporary_folder
 from bridge.worker import environment
 from experiments.microbenchmarks import registry
 from experiments.microbenchmarks.functions import Array, Benchmark, flat, shapes_of
@@ -74,7 +73,7 @@ class Process:
         self.system = system
         self._ready = False
         command, variables = [*registry.command(system), *self._argument()], self._environment(threads)
-        self.folder = Path(tempfile.mkdtemp(prefix="twingrad-micro-"))
+        self.folder = temporary_folder("twingrad-micro-")
         self._child = Child([*command, str(self.folder)], variables, self.folder, () if core is None else (core,))
 
     def prepare(self, benchmark: Benchmark, size: int, chunk: int = 0) -> float:
@@ -154,7 +153,7 @@ class Compiled:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self.folder = Path(tempfile.mkdtemp(prefix="twingrad-micro-"))
+        self.folder = temporary_folder("twingrad-micro-")
         self.program = self.folder / "duals"
         compiler = system.found().versions["compiler"]
         done = subprocess.run(

@@ -162,6 +162,7 @@ def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
         "collecting": float(collecting.iloc[-1] / times["seconds"].iloc[-1]) if times["seconds"].iloc[-1] else 0.0,
         "inside": exponent(times["value"][inside], rest[inside]),
         "outside": exponent(times["value"][~inside], rest[~inside]),
+        "single": 1 in (int(inside.sum()), int((~inside).sum())),
         "steepest": max(pairs, default=None),
         "split": known,
     }
@@ -177,9 +178,9 @@ def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Se
 
 
 def _is_above(row: Row, engine: str) -> bool:
-    """Whether an engine's time grows faster than its work, which grows in proportion."""
-    found = row.get(f"{engine}_exponent")
-    return bool(row["linear"]) and found is not None and found > MOST
+    """Whether a time grows faster than the work, which grows in proportion: in all or within a level of memory."""
+    found = (row.get(f"{engine}_{name}") for name in ("exponent", "inside", "outside"))
+    return bool(row["linear"]) and any(not empty(one) and one > MOST for one in found)
 
 
 def _why(row: Row, engine: str) -> str:
@@ -199,8 +200,10 @@ def _why(row: Row, engine: str) -> str:
         if (found := row[f"{engine}_{name}"]) is not None
     ]
     of_rest = " and ".join(f"{fixed(found)}{place}" for place, found in rest) or "what can't be fitted"
+    if row[f"{engine}_single"]:
+        of_rest += ", one size being alone in its level"
     without = f"without collecting garbage ({percent(collecting)} of the longest): " if collecting else ""
-    explained = bool(rest) and all(found <= MOST for _, found in rest)
+    explained = bool(rest) and all(found <= MOST for _, found in rest) and not row[f"{engine}_single"]
     return f"{said}{without}{of_rest}; {'which explains it' if explained else 'the rest is not explained'}."
 
 
@@ -233,9 +236,10 @@ def growth_seconds(view: View) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            f"Steps and calls are the least of several; start-ups and calls of over {given(ONCE_SECONDS)} s are timed "
-            "once. The engines ran one after the other, each in its own process. Beside a step is what its threads do, "
-            "where the engine says it. "
+            "Times are the least of several, and start-ups the least `build` with a first step less the least later "
+            f"step; calls of over {given(ONCE_SECONDS)} s are timed once. The engines ran one after the other, each in "
+            "its own process, so that differences of a few per cent say nothing. What a process does once, at its "
+            "first call of all, is not counted. Beside a step is what its threads do, where the engine says it. "
             f"× marks a time above its target: {len(missed)} of {sum(len(row['held']) for row in known)}.",
             *row_helpers.missing_notes(view, ("growth",), engines),
         )

@@ -205,7 +205,8 @@ def _add_sizes(found: Numbers, view: View) -> None:
         for count in sorted({row["threads"] for row in judged}):
             rows = [row for row in judged if (row["engine"], row["threads"]) == (engine, count)]
             _add_bound(found, f"sizes.{count}.{engine}", rows)
-        _add_count(found, f"sizes.start.{engine}", *sizes_targets.start_counts(view, starts, engine, fresh=True))
+        for name, fresh in (("start", True), ("restart", False)):
+            _add_count(found, f"sizes.{name}.{engine}", *sizes_targets.start_counts(view, starts, engine, fresh))
         _add(found, f"sizes.start.{engine}.target", sizes_targets.start_targets(view)[engine], given)
         for name in ("memory", "peak"):
             ratios = [row[f"{engine}_{name}_ratio"] for row in memory if f"{engine}_{name}_ratio" in row]

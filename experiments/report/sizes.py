@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.formats import MISSING, fixed, power_of_ten, scientific, share, significant
-from experiments.measures.sizes import MOST_DEVIATION
+from experiments.measures.sizes import COMPILED, MOST_DEVIATION, PEERS
 from experiments.report import figures as drawing
 from experiments.report import row_helpers, style
 from experiments.report.comparisons import described
@@ -28,7 +28,6 @@ from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, remembered
 from experiments.testing import of_median
 
-PEERS = ("torch", "torch-compile", "tensorflow", "tensorflow-xla", "jax")
 TARGETS = {"numpy": 1.0, "julia": 0.8}
 """Our engines, and which share of the best peer's step theirs is to take at most."""
 ROOM = 1.1
@@ -127,14 +126,32 @@ def sizes(view: View) -> Table:
         rows,
         [
             "The ratio is to the best peer's step (PyTorch eager and compiled, TensorFlow without and with XLA, JAX) "
-            "in the same round: the median, and its confidence interval. × marks a step above the larger of "
+            "in the same round: the median, and its confidence interval. × marks a step above its bound, the larger of "
             + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
             + f" and {ROOM:g} times the limit, by the lower end of the interval.",
+            *_compiled_only(view),
             *counts,
             *_losses(view),
             *absent(view),
         ],
     )
+
+
+def _compiled_only(view: View) -> list[str]:
+    """Where compiled PyTorch took part, which compiles for minutes: in one sentence, if it was not everywhere."""
+    every = view.table("sizes")
+    timed = every[every["microseconds_per_step"].notna()]
+    found = [
+        {(int(threads), int(batch)) for threads, batch in zip(rows["threads"], rows["batch"], strict=True)}
+        for rows in (timed, timed[timed["engine"] == COMPILED])
+    ]
+    if not found[1] or found[0] == found[1]:
+        return []
+    named = ", ".join(f"{batch} with {threads} threads" for threads, batch in sorted(found[1]))
+    return [
+        f"{view.label(COMPILED)} compiles anew for each size of mini-batch and takes part in mini-batches of {named} "
+        "alone: elsewhere the best peer is the best of the others."
+    ]
 
 
 def _losses(view: View) -> list[str]:
@@ -156,12 +173,14 @@ def absent(view: View) -> list[str]:
     """Which engines are left out at which points, and why."""
     every = view.table("sizes")
     found = []
-    about = ["engine", "missing", "batch", "threads"]
-    for (engine, reason, batch, threads), rows in every[every["missing"].notna()].groupby(about, sort=False):
-        where = ", ".join(
-            dict.fromkeys(f"{family}-{size:g}" for family, size in zip(rows["family"], rows["size"], strict=True))
-        )
-        found.append(f"{view.label(str(engine))}, batch {batch:g}, threads {threads}, {reason}: {where}.")
+    for (engine, reason, threads), rows in every[every["missing"].notna()].groupby(
+        ["engine", "missing", "threads"], sort=False
+    ):
+        networks: dict[str, dict[str, None]] = {}  # each with its sizes of mini-batches, in order
+        for family, size, batch in zip(rows["family"], rows["size"], rows["batch"], strict=True):
+            networks.setdefault(f"{family}-{size:g}", {})[f"{batch:g}"] = None
+        where = "; ".join(f"{network} in mini-batches of {', '.join(batches)}" for network, batches in networks.items())
+        found.append(f"{view.label(str(engine))}, threads {threads}, {reason}: {where}.")
     return found
 
 
@@ -196,10 +215,11 @@ def sizes_held(view: View) -> Table:
     ]
     return table_of_points(
         view,
-        ("engine", "ratio", "threads_in_step", "kernel", "kernel_share", *OF_KERNEL),
+        ("engine", "to_bound", "ratio", "threads_in_step", "kernel", "kernel_share", *OF_KERNEL),
         [
             column("engine", "engine", align="left"),
-            column("ratio", "ratio", fixed),
+            column("of its bound", "to_bound", fixed),
+            column("of the peer's step", "ratio", fixed),
             column("its threads", "threads_in_step", align="left"),
             column("op", "kernel", align="left"),
             column("of the step", "kernel_share", share),
@@ -208,6 +228,7 @@ def sizes_held(view: View) -> Table:
         ],
         rows,
         [
+            "Of its bound: how many times as long the step takes as it may, the median over the rounds. "
             "The op that takes most of the step, or the update, with its part of the step, and the share of its time "
             "that the machine would need for its operations and bytes. Fused ops count as one, with what all of them "
             "do. All are timed as they run, beside those of the other threads. An op at its limit is as fast as the "

@@ -14,7 +14,7 @@ from experiments.formats import MISSING, fixed, percent, significant, size
 from experiments.measures.sizes import RATES
 from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
-from experiments.report.sizes import TARGETS, absent, origin, points, table_of_points
+from experiments.report.sizes import TARGETS, origin, points, table_of_points
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, remembered, with_image
 
@@ -128,7 +128,6 @@ def sizes_start(view: View) -> Table:
                 if "julia" in engines and julia_backend(view) is None
                 else []
             ),
-            *absent(view),
         ],
     )
 

@@ -398,7 +398,7 @@ end
 
 function message(buffer::Ptr{UInt8}, capacity::Int64)::Int64
     text = MESSAGE[]
-    GC.@preserve text NETWORK.copy_bytes!(buffer, pointer(text), min(capacity, sizeof(text)))
+    GC.@preserve text NETWORK.copy_bytes!(buffer, pointer(text), clamp(sizeof(text), 0, max(capacity, 0)))
     return sizeof(text)
 end
 

@@ -177,6 +177,20 @@ end
     @test compiled(x) == 3x
 end
 
+@testset "results are nobody's memory: $name" for (name, run, given) in (
+    ("a checkpoint's captured array", (w, x) -> checkpoint(_ -> w)(x), 1), ("a checkpoint's argument", (w, x) -> checkpoint(identity)(x), 2),
+    ("a checkpoint's view", (w, x) -> checkpoint(_ -> view(w, 1:2))(x), 1), ("two of a checkpoint", (w, x) -> checkpoint(_ -> (w, w))(x)[2], 1),
+    ("a rule's captured array", (w, x) -> custom_rule(_ -> w; vjp=(g, y, x) -> zero(x))(x), 1),
+    ("a rule's argument", (w, x) -> custom_rule(identity; vjp=(g, y, x) -> g)(x), 2),
+    ("a compiled function's captured array", (w, x) -> compile(_ -> Constant(w); techniques=Techniques(replay=false))(x), 1),
+    ("a compiled function's argument", (w, x) -> compile(identity; techniques=Techniques(replay=false))(x), 2))
+    w, x = [1.0, 2.0], [3.0, 4.0]
+    found = run(w, x)
+    @test found == (w, x)[given]
+    found .= 0
+    @test w == [1, 2] && x == [3, 4]
+end
+
 @testset "wrong custom rules are named" begin
     rule(; options...) = custom_rule(x -> 2 .* x; name="double", options...)
     x = [1.0, 2.0]

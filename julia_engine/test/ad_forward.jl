@@ -127,6 +127,23 @@ end
     @test [DualNumbers.default_chunk(n) for n in (0, 1, 12, 13, 24, 25, 12_000)] == [1, 1, 12, 7, 12, 9, 12]
 end
 
+@testset "a function may write to its argument: $name" for (name, f) in (
+    ("all of it", x -> (x .= x .^ 2; sum(x .* x))), ("its last element", x -> (x[end] = x[1]; sum(x .^ 3))),
+    ("after it is read", x -> (y = sum(x .^ 3); x .= 7; y)), ("numbers that stay", x -> (y = sum(x .* x[end]); x[end] = 3.0; y)),
+    ("elements in another order", x -> (reverse!(x); sum(x .* (1:length(x))))))
+    for n in (1, 3, 12, 13, 30), chunk in (nothing, 1, 4, 40), values in (fill(3.0, n), randn(AD.MersenneTwister(n), n))
+        expected = forward_gradient(f, copy(values); chunk=n)
+        of_one, before = x -> [f(x)], copy(values)
+        @test forward_gradient(f, values; chunk=chunk) == expected && values == before
+        @test forward_jacobian(of_one, values; chunk=chunk) == expected'
+        g, J = zeros(n), zeros(1, n)
+        @test forward_gradient!(g, f, values, ForwardBuffers(f, values; chunk=chunk)) ≈ f(copy(values)) && g == expected
+        @test forward_jacobian!(J, of_one, values, ForwardBuffers(of_one, values; chunk=chunk)) == expected' && values == before
+        forward_gradient!(before, f, before, ForwardBuffers(f, before; chunk=chunk))
+        @test before == expected
+    end
+end
+
 @testset "nothing is allocated with buffers" begin
     x, g = fill(0.7, 30), zeros(30)
     f(x) = (s = zero(eltype(x)); for v in x

@@ -47,6 +47,15 @@ end
     @test w.grad ≈ 4 .* [5.0, 6.0] * [5.0, 6.0]'
 end
 
+@testset "the gradient of a number is an array without axes, however often it is added up" begin
+    b = Variable(2.0)
+    for times in 1:3
+        backward!(b * b)
+        @test b.grad isa Array{Float64,0} && b.grad[] == 4times
+    end
+    @test fill!(b.grad, 0)[] == 0
+end
+
 @testset "a sorted graph is computed again through views that had to be copied" begin
     x = Variable([1.0 2 3; 4 5 6])
     y = sum(reshape(vec(transpose(x)), 2, 3)[1, :] .* [1.0, 2, 3])

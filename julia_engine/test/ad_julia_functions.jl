@@ -43,6 +43,7 @@ const JULIA_FUNCTIONS = Any[
     ("functions of a diagonal matrix", v -> det(Diagonal(v)) + logdet(Diagonal(v .^ 2)) + tr(Diagonal(v)) * norm(Diagonal(v)), ([0.5, -1.5, 2.0],)),
     ("a diagonal matrix in other functions", (v, b) -> (d = Diagonal(v); [vec(kron(d, b)); vec([d b; b d]); vec(vcat(d, b)); vec(hcat(d, b)); opnorm(d, 1) + norm(d, 3);
         vec(d^2); eigvals(d); sum(abs2, d) + maximum(d) + sum(vec(triu(d)) .* vec(b)) + sum(x^2 for x in d); vec(cholesky(d^2 * Matrix(d)^2).L)]), ([0.5, 1.5, 2.0], WELL)),
+    ("the eigenvalues of a diagonal matrix, in its order", v -> (e = eigen(Diagonal(v)); [eigvals(Diagonal(v)) .* (1:3); e.values .^ 2; vec(e.vectors * v)]), ([3.0, 1.0, 1.0],)),
     ("matrices that Julia has factorised", b -> cholesky(WELL' * WELL) \ b + lu(WELL) \ b + qr(WELL) \ b + svd(WELL) \ b + Symmetric(WELL) * b + Diagonal(WELL) \ b, (WELL + I,)),
     ("triangular matrices", (x, b) -> UpperTriangular(x) * b + LowerTriangular(x) \ b + UnitUpperTriangular(x) * b - UnitLowerTriangular(x) \ b, (WELL, WELL + I)),
     ("bands", (d, e) -> Tridiagonal(e, d, 2e) * Bidiagonal(d, e, :L) + SymTridiagonal(d, e) * Bidiagonal(d, e, :U), (drawn(4), drawn(3))),

@@ -126,7 +126,20 @@ end
         end
         @test occursin("exp: an operand, \"weights\", an array of $T", message_of(() -> exp.(variable)))
         @test occursin("push!", message_of(() -> value(variable)))
+        @test occursin("assign!: an array of $T", message_of(() -> assign!(variable, ones(T, size(variable)))))
+        @test occursin("assign!: an array of $T", message_of(() -> assign!(Variable(ones(T, size(variable))), variable)))
     end
+    for of in (t -> sum(t .^ 2), t -> reshape(t, 10, :))
+        x = large(5, LARGE * 10)
+        order = topological_sort(of(Variable(x)))
+        change!(x)
+        @test occursin("an operand, an array of Float64", message_of(() -> forward!(order)))
+    end
+    x = large(5, LARGE)
+    captured = Constant(x)
+    change!(x)
+    @test occursin("was resized since", message_of(() -> compile(t -> t .* captured)(ones(LARGE))))
+    @test occursin("was resized since", message_of(() -> grad(t -> sum(t .* captured))(ones(LARGE))))
     one_element = [2.0]
     f = compile(a -> sum(a .* one_element))
     @test f(3.0) == 6

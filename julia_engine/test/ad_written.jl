@@ -28,6 +28,16 @@ random_array(T, n) = T.(randn(WRITES, n))
     @test pull(one(T))[1] == 2 .* w
 end
 
+@testset "what is assigned may be the tensor's own elements in another order: $name, $n" for n in (2, 7, 1000), (name, change) in (
+    ("reversed", x -> reverse(x)), ("transposed", x -> x'), ("a view", x -> view(value(x), size(x, 1):-1:1, :)), ("itself", identity))
+    T = name == "reversed" ? randn(MersenneTwister(n), n) : randn(MersenneTwister(n), min(n, 40), min(n, 40))
+    for make in (Variable, Constant)
+        x = make(copy(T))
+        expected = copy(value(change(make(copy(T)))))
+        @test value(assign!(x, change(x))) == expected
+    end
+end
+
 @testset "many elements at once: $name, $T" for T in (Float64, Float32), (name, change!) in (
     ("an exchange", w -> ((i, j) = (3, 4099); (w[i], w[j]) = (w[j], w[i]))), ("sort!", sort!), ("reverse!", reverse!),
     ("shuffle!", w -> shuffle!(WRITES, w)), ("all signs", w -> (w .*= -1)), ("two signs", w -> (w[1] *= -1; w[2] *= -1)),

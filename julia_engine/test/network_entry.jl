@@ -29,6 +29,16 @@ function last_message()
     return String(buffer[1:n])
 end
 
+@testset "a message is cut where there is no room, and none is written to no room" begin
+    @test ccall(Entry.free_pointer(), Cint, (Int64,), 123_456) == 1
+    whole = last_message()
+    for capacity in (5, 0, -1, typemin(Int64))
+        buffer = fill(0x2a, 9)
+        @test ccall(Entry.message_pointer(), Int64, (Ptr{UInt8}, Int64), buffer, capacity) == length(whole)
+        @test String(copy(buffer)) == whole[1:max(capacity, 0)] * "*"^(9 - max(capacity, 0))
+    end
+end
+
 """The same network, with the same parameters, by the Julia interface."""
 function twin(vector)
     chain = Chain(Reshape(4, 3; name="s"), RNN(4 => 5; name="r"), Dense(5 => 3; name="output"); seed=3, dtype=eltype(vector))

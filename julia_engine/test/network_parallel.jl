@@ -94,6 +94,20 @@ end
     @test found[1][2] == found[2][2] == found[3][2] && all(isfinite, found[1][2])
 end
 
+@testset "after a step that was not finite the next ones are as ever, of $size processes, threads=$threads" for size in (1, 2),
+    threads in unique((1, Threads.nthreads()))
+    random = MersenneTwister(3)
+    good, bad, y = randn(random, 4, 6), fill(NaN, 4, 6), rand(random, 1:3, 6)
+    found = in_tasks(size) do communicator
+        # The first tensor of the gradient is that of a layer on which the loss does not depend.
+        graph = Graph(Dense(4 => 8; name="unused"), Dense(4 => 3; name="out"); inputs=Dict("out" => ["input"]), dtype=Float64)
+        trainer = Trainer(graph; batch_size=6, threads=threads, communicator=communicator)
+        @test error_of(() -> train_epoch!(trainer, bad, y)) isa NonFiniteError
+        train_epoch!(trainer, good, y)
+    end
+    @test all(losses -> all(isfinite, losses), found)
+end
+
 @testset "what can't be done in parts says so" begin
     communicator = Communicator(0, 2, identity)
     batch_norm, eager = Chain(Dense(6 => 8), BatchNorm(8)), Techniques(replay=false)

@@ -78,8 +78,19 @@ end
     p = zeros(4)
     @test_throws NonFiniteError step!(SGD(1.0; clip_norm=1.0), State{Float64}(SGD(), 4), p, [NaN, 0, 0, 0])
     @test p == zeros(4)
+    for (T, large) in ((Float32, 1f20), (Float32, 3f38), (Float64, 1e200), (Float64, 1.5e308)), n in (1, 3, 1000)
+        g, p = fill(large, n), zeros(T, n)
+        step!(SGD(1.0; clip_norm=1.0), State{T}(SGD(), n), p, g)
+        @test isapprox(p, fill(-1 / sqrt(n), n); rtol=1e-4)
+    end
     @test_throws ConfigurationError SGD(-1)
     @test_throws ConfigurationError SGD(0.1; nesterov=true)
+    o = SGD(0.1)
+    @test_throws ConfigurationError o.nesterov = true
+    o.momentum = 0.9
+    o.nesterov = true
+    @test_throws ConfigurationError o.momentum = 0
+    @test o.nesterov && o.momentum == 0.9
     @test_throws ConfigurationError Adam(0.1, 0.9)
 end
 
@@ -135,6 +146,13 @@ end
         @test (name, isapprox(found, expected; rtol=1e-9)) == (name, true)
         @test (name, isapprox(losses, expected_losses; rtol=1e-9)) == (name, true)
     end
+end
+
+@testset "a gradient whose squares are too large is clipped, threads=$threads" for threads in unique((1, MANY))
+    trainer = Trainer(Chain(Dense(4 => 1)); loss="mean_squared_error", optimizer=SGD(1.0; clip_norm=1.0), batch_size=8, threads=threads)
+    before = copy(trainer.vector)
+    train_epoch!(trainer, fill(1f5, 4, 8), fill(1f15, 1, 8))
+    @test isapprox(sqrt(sum(abs2, trainer.vector .- before)), 1; rtol=1e-3)
 end
 
 @testset "split and whole, $(typeof(o)), accumulate=$n" for o in (SGD(0.1; momentum=0.9), Adam(0.01; clip_norm=0.05),
@@ -642,6 +660,7 @@ end
     @test occursin("(53,), got (52,)", message_of(() -> train_epoch!(trainer, x, y[1:52])))
     @test occursin("integer labels", message_of(() -> train_epoch!(trainer, x, Float32.(y))))
     @test occursin("from 1 to 53", message_of(() -> train_epoch!(trainer, x, y, [0, 1])))
+    @test occursin("findall(order)", message_of(() -> train_epoch!(trainer, x, y, trues(53))))
     @test occursin("12 elements", message_of(() -> train_epoch!(trainer, x[1:11, :], y)))
     @test occursin("no samples", message_of(() -> train_epoch!(trainer, x[:, 1:0], y[1:0])))
     @test occursin("unknown loss", message_of(() -> Trainer(chain; loss="hinge")))
@@ -918,10 +937,15 @@ end
 end
 
 @testset "of an update that fails nothing is left, $(threads) threads, replay: $replay" for threads in unique((1, MANY)), replay in (true, false)
-    new(o) = Trainer(Chain(Dense(1 => 1; bias=false); seed=0); loss="mean_squared_error", optimizer=o, batch_size=2, accumulate=2,
-        threads=threads, techniques=Techniques(replay=replay))
-    x, y = ones(Float32, 1, 8), Float32[1 1 1 1 1 1 1 1]
-    x[1, 3:4], y[1, 3:4] = [1000, 1000], [1f18, 1f18]  # the gradient is finite, its norm is not
+    function new(o)
+        trainer = Trainer(Chain(Dense(1 => 16; bias=false); dtype=Float64); loss="mean_squared_error", optimizer=o, batch_size=2,
+            accumulate=2, threads=threads, techniques=Techniques(replay=replay))
+        trainer.vector .= 0
+        return trainer
+    end
+    x, y = ones(1, 8), ones(16, 8)
+    x[1, 3:4] .= 1.2e156
+    y[:, 3:4] .= 1e153  # the gradient is finite, its norm is not
     trainer, expected = new(SGD(0.1; clip_norm=1.0)), new(SGD(0.1; clip_norm=1.0))
     @test error_of(() -> train_epoch!(trainer, x, y, 1:4)) isa NonFiniteError
     @test trainer.pending == 0 && all(iszero, trainer.total) && trainer.vector == expected.vector
@@ -930,9 +954,12 @@ end
 end
 
 @testset "a step that fails leaves the statistics of batch normalisation as they were" begin
-    x, y = Float32[1 2 3 1000], Float32[1 1 1 1.8f19]
-    trainer = Trainer(Chain(Dense(1 => 2), BatchNorm(2), Dense(2 => 1)); loss="mean_squared_error",
-        optimizer=SGD(0.1; clip_norm=1.0), batch_size=4, threads=1)
+    # The gradient is finite, and its norm is not: outputs are 0, since weights of the last layer take each other's away.
+    x, y = [1.0 2 3 1000], [0.0 0 0 1e154]
+    chain = Chain(Dense(1 => 16; name="first"), BatchNorm(16), Dense(16 => 1; name="last"); dtype=Float64)
+    chain.parameters["first.weight"] .= 1
+    chain.parameters["last.weight"] .= 1e154 .* [1 -1 1 -1 1 -1 1 -1 1 -1 1 -1 1 -1 1 -1]
+    trainer = Trainer(chain; loss="mean_squared_error", optimizer=SGD(0.1; clip_norm=1.0), batch_size=4, threads=1)
     before = copy(trainer.chain.parameters.vector)
     @test error_of(() -> train_epoch!(trainer, x, y)) isa NonFiniteError
     @test trainer.chain.parameters.vector == before

@@ -330,6 +330,8 @@ class Optimizer(ABC):
         if self.clip_norm is not None:
             pieces = (gradient[i : i + NORM_PIECE] for i in range(0, gradient.size, NORM_PIECE))
             norm = math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
+            if norm == math.inf:  # finite numbers may have squares that are not
+                norm = _norm_of_large(gradient)
             if not math.isfinite(norm):
                 raise NonFiniteError(
                     f"{self._name}, step {self.steps + 1}: the norm of the gradient is {norm}; "
@@ -338,6 +340,15 @@ class Optimizer(ABC):
             # As torch.nn.utils.clip_grad_norm_ has it, the 1e-6 included.
             if (scale := self.clip_norm / (norm + 1e-6)) < 1.0:
                 np.multiply(gradient, scale, out=gradient)
+
+
+def _norm_of_large(gradient: Vector) -> float:
+    """The norm, by numbers that are divided by the largest of them."""
+    most = float(max(gradient.max(), -gradient.min()))
+    if not math.isfinite(most):
+        return most
+    pieces = (gradient[i : i + NORM_PIECE] / most for i in range(0, gradient.size, NORM_PIECE))
+    return most * math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
 
 
 def _size(vector: Vector, without: slice | None) -> int:

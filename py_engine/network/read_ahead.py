@@ -43,7 +43,7 @@ def _is_file_at(path: str, address: int) -> bool:
     """Whether the file of this name is what is mapped there: it may have been removed or replaced since."""
     try:
         about = os.stat(path)
-        with open("/proc/self/maps") as lines:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:  # names of files may be any bytes
             for line in lines:
                 places, _, _, _, number, *_ = line.split(maxsplit=5)
                 start, _, end = places.partition("-")

@@ -370,7 +370,7 @@ def _root_of_singular(cov: Array) -> Array:
     kept = values > least
     root = np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)
     numbers = np.zeros((cov.shape[0], 3), cov.dtype)
-    numbers[:1] = np.log(values[kept]).sum(), kept.sum(), least
+    numbers[:1] = np.log(values[kept]).sum(), kept.sum(), 1e3 * least  # as scipy has it
     return np.concatenate([vectors * root, vectors * ~kept, numbers], axis=1)
 
 

@@ -437,6 +437,7 @@ def test_a_juliacall_that_runs_already_is_joined(run: Run, tmp_path: Path) -> No
         """
         import juliacall
         print(julia.runtime().info())
+        assert julia.runtime(threads=3) is julia.runtime()
         """,
         TWINGRAD_JULIA=fake_julia(tmp_path),
         PYTHON_JULIACALL_THREADS="3",
@@ -451,6 +452,13 @@ def test_a_juliacall_that_runs_already_is_joined(run: Run, tmp_path: Path) -> No
         PYTHON_JULIACALL_THREADS="3",
     )
     assert "Julia runs in this process already, started by juliacall" in done.stderr
+    done = run(
+        "import juliacall\njulia.runtime(threads=4)",
+        status=1,
+        TWINGRAD_JULIA=fake_julia(tmp_path),
+        PYTHON_JULIACALL_THREADS="3",
+    )
+    assert "with threads=3: threads=4 needs a new process" in done.stderr
 
 
 # juliapkg, which sets up PythonCall.jl.

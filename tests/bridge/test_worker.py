@@ -23,7 +23,7 @@ from bridge.registry import Registered
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker, environment
-from py_engine.errors import ConfigurationError, LabelError
+from py_engine.errors import ConfigurationError, DTypeError, LabelError
 
 ROOT = Path(worker.__file__).parents[1]
 SGD = Optimizer("sgd", 0.1)
@@ -293,6 +293,30 @@ def test_errors_of_the_session_come_back_as_themselves(
         with pytest.raises(LabelError, match="actual 9 in row 3"):
             one.train_epoch(x, y, np.arange(10))
         assert one.predict(x).shape == (10, 4)
+
+
+@pytest.mark.parametrize("wrong", [[[1.0, 2.0]], 3, None])
+def test_data_that_are_no_array_are_named(wrong: Any, built: Worker) -> None:
+    x, y, order = np.zeros((2, 4), np.float32), np.zeros(2, np.int64), np.arange(2)
+    for name, call in (
+        ("x", lambda: built.predict(wrong)),
+        ("x", lambda: built.train_epoch(wrong, y, order)),
+        ("y", lambda: built.evaluate(x, wrong)),
+        ("order", lambda: built.train_epoch(x, y, wrong)),
+    ):
+        with pytest.raises(DTypeError, match=f"{name}: expected a numpy array, found {type(wrong).__name__}; convert"):
+            call()
+
+
+def test_a_path_among_the_places_of_modules_does_no_harm(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("lib")])
+    Worker(stand_in).close()
+
+
+def test_a_full_disk_of_the_worker_is_named(built: Worker) -> None:
+    built.stderr.with_name("answer-1.npy").mkdir()  # so that it can't be written
+    with pytest.raises(WorkerError, match=r"answer-1\.npy can't be written: .*TMPDIR"):
+        built.predict(tell(0))
 
 
 def test_the_problems_of_a_spec_come_back_with_their_error(built: Worker) -> None:

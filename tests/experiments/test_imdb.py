@@ -373,6 +373,13 @@ def test_a_truncated_archive_is_an_error(rows: Rows, tmp_path: Path, name: str, 
     assert str(folder / name) in str(caught.value)
 
 
+def test_a_file_whose_name_is_no_text_is_no_review(rows: Rows, tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", extracted(rows))
+    before = load(folder)
+    folder.joinpath("aclImdb/train/neg", os.fsdecode(b"r\xe9sum\xe9")).write_text("mine")
+    np.testing.assert_array_equal(load(folder).x_train, before.x_train)
+
+
 def test_a_missing_review_file_is_noticed(rows: Rows, tmp_path: Path) -> None:
     folder = write(tmp_path / "d", extracted(rows))
     os.unlink(folder / "aclImdb/train/neg/2_5.txt")

@@ -167,6 +167,29 @@ def test_a_checkpoint_resumes_with_the_same_order_only(place: Path, arrays: dict
     assert "shuffle" in capsys.readouterr().err
 
 
+def test_a_folder_whose_name_is_no_text_is_mapped(place: Path, arrays: dict[str, Any]) -> None:
+    as_folder(place, arrays)
+    name = os.fsdecode(b"donn\xe9es")
+    (place / "folder").rename(place / name)
+    assert invoke(["train", "model.toml", "--data", name, "--threads", "1", "--epochs", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("as_files", "option"),
+    [(as_folder, "--save"), (as_folder, "--json"), (as_arrow_folder, "--save"), (as_arrow_folder, "--json")],
+)
+def test_a_file_of_the_rows_is_not_replaced(
+    as_files: Any, option: str, place: Path, arrays: dict[str, Any], capsys: Any
+) -> None:
+    folder = place / as_files(place, arrays)
+    for file in sorted(folder.iterdir()):
+        before = file.read_bytes()
+        options = ["train", "model.toml", "--data", "folder", "--threads", "1", "--epochs", "1", option]
+        assert invoke([*options, f"folder/{file.name}"]) == 2
+        assert f"--data and {option} name the same file" in capsys.readouterr().err
+        assert file.read_bytes() == before
+
+
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 

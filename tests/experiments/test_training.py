@@ -270,6 +270,7 @@ def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
         (["--engine", "jax", "--schedule", "cosine"], "engine jax: its learning rate cannot change"),
         (["--engine", "jax", "--checkpoint", "c.safetensors"], "engines that can do both: numpy, julia, torch"),
         (["--checkpoint", "no/such/c.safetensors"], "existing folder"),
+        (["--checkpoint", "c" * 300], "--checkpoint: cannot write"),
         (["--checkpoint", "rows.npz"], "rows.npz exists: give --resume"),
         (["--checkpoint", "rows.npz", "--resume"], "name the same file"),
         (["--checkpoint", "other.npz", "--resume"], "not a safetensors file"),
@@ -282,6 +283,67 @@ def test_what_does_not_go_together_is_refused_before_training(options: list[str]
     shutil.copy("rows.npz", "other.npz")
     code, said, _ = train("--epochs", "1", *options)
     assert code == 2 and expected in said and "EPOCH" not in said
+
+
+VOLUMES = """
+format = "twingrad-model"
+version = 1
+opset = 2
+name = "volumes"
+input = { shape = ["N", 3, 4, 5] }
+loss = { op = "mean_squared_error" }
+layers = [{ id = "flat", op = "flatten" }, { id = "output", op = "dense", units = 6 },
+          { id = "shaped", op = "reshape", shape = [2, 3] }]
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "targets", "reason"),
+    [
+        ((60,), (6,), None),
+        ((3, 20), (3, 2), "targets of shape (N, 2, 3), found (9, 3, 2): transpose their axes"),
+        ((12, 5), (2, 1, 3), None),
+        ((3, 1, 4, 5), (2, 3), None),
+        ((4, 5, 3), (2, 3), "rows of shape (N, 3, 4, 5), found (9, 4, 5, 3): transpose their axes"),
+        ((5, 4, 3), (2, 3), "rows of shape (N, 3, 4, 5), found (9, 5, 4, 3): transpose their axes"),
+        ((3, 4, 4), (2, 3), "rows of shape (N, 3, 4, 5), found (9, 3, 4, 4)"),
+    ],
+)
+def test_axes_may_be_split_and_merged_but_not_be_in_another_order(
+    rows: tuple[int, ...], targets: tuple[int, ...], reason: str | None, train: Any, rng: np.random.Generator
+) -> None:
+    Path("volumes.toml").write_text(VOLUMES)
+    np.savez("volumes.npz", x_train=rng.random((9, *rows), np.float32), y_train=rng.random((9, *targets), np.float32))
+    code, said, _ = train("--epochs", "1", "--batch-size", "3", spec="volumes.toml", data="volumes.npz")
+    assert code == (0 if reason is None else 2), said
+    assert reason is None or reason in said
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("spec", ["net.toml", "line.toml"])
+def test_a_row_that_makes_no_number_is_named_by_predict(
+    spec: str, value: float, train: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = spec.replace("toml", "npz").replace("net", "rows")
+    assert train("--epochs", "1", "--save", "w.safetensors", spec=spec, data=data)[0] == 0
+    x = np.zeros((5, 8), np.float32)
+    x[3] = value
+    np.save("x.npy", x)
+    code = cli.invoke(["predict", spec, "w.safetensors", "x.npy", "--json", "predicted.json"])
+    said = capsys.readouterr().err
+    assert code in (0, 2)  # a layer may make a number of an infinite one, such as tanh
+    assert code == 0 or "error: x.npy: row 3 makes " in said
+    assert code == 2 or np.isfinite(value)
+
+
+def test_a_checkpoint_beyond_the_epochs_that_are_asked_for_is_named(train: Any) -> None:
+    options = ["--checkpoint", "run.safetensors", "--save", "w.safetensors"]
+    assert train("--epochs", "3", *options)[0] == 0
+    Path("w.safetensors").unlink()
+    code, said, _ = train("--epochs", "2", *options, "--resume")
+    assert code == 2 and "--epochs 2: run.safetensors is of epoch 3; give as many or more" in said
+    assert not Path("w.safetensors").exists()
+    assert train("--epochs", "3", *options, "--resume")[0] == 0 and Path("w.safetensors").exists()
 
 
 def test_other_settings_than_those_of_the_checkpoint_are_named(train: Any) -> None:

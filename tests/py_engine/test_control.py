@@ -114,6 +114,14 @@ def test_containers_numbers_and_what_is_captured(run):
     assert run(lambda x: pe.cond(True, lambda x: x, lambda x: 0.0, x))(np.float32(2)).dtype == np.float32
 
 
+@pytest.mark.parametrize("true", [True, np.True_, np.array(True)])
+def test_a_truth_value_stays_one(true):
+    assert pe.cond(np.True_, lambda f: f, lambda f: f, true).dtype == np.bool_
+    assert not pe.while_loop(lambda go: go, lambda go: go & False, true).item()
+    assert pe.scan(lambda ok, x: (ok & (x > 0), None), true, np.ones(3))[0].item() is True
+    assert pe.while_loop(lambda n: n < 3, lambda n: n + 1, 0).dtype == np.float64
+
+
 @both
 @pytest.mark.parametrize("shared", [False, True])
 def test_branches_of_many_samples(run, shared):

@@ -310,6 +310,20 @@ def test_a_second_gradient_vector_is_noticed():
     np.testing.assert_array_equal(vector, -11.0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(np.float32, 1e20), (np.float32, -3e38), (np.float64, 1e200), (np.float64, -1.5e308)]
+)
+@pytest.mark.parametrize("size", [1, 3, 200_000])
+def test_a_gradient_whose_squares_are_too_large_is_clipped(dtype, value, size):
+    vector, gradient = np.zeros(size, dtype), np.full(size, value, dtype)
+    gradient[0] = -value / 2
+    expected = -gradient / value / np.linalg.norm(gradient.astype(np.float64) / value) * np.sign(value)
+    optimizer = SGD(1.0, clip_norm=1.0)
+    optimizer.bind(vector)
+    optimizer.step(vector, gradient)
+    np.testing.assert_allclose(vector, expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_is_not_applied_when_clipping(bad):
     vector = np.zeros(3)

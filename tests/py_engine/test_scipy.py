@@ -205,6 +205,15 @@ def test_a_singular_normal_distribution_has_its_density_on_a_subspace() -> None:
         pe.gradcheck(lambda z: ours(np.concatenate([z, mean[2:]]), mean, cov, True), x[0, :2])  # noqa: B023
 
 
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_a_point_is_off_the_subspace_from_scipys_distance_on(scale: float) -> None:
+    cov, mean = scale * np.ones((2, 2)), np.array([1.0, 3.0])
+    x = mean + np.sqrt(scale) * np.array([[1.0, 1.0], [1.0, 1.0 + 1e-8], [1.0, 1.0001], [1.0, 2.0]])
+    expected = scipy_says("stats", "multivariate_normal.logpdf", x, mean, cov, allow_singular=True)
+    found = stats.multivariate_normal.logpdf(x, mean, cov, allow_singular=True).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 def test_logsumexp() -> None:
     a, b = RNG.normal(size=(2, 3, 4)), RNG.uniform(0.5, 2, (2, 3, 4))
     b[0, 0, 0], b[0, 1, 1] = 0.0, -0.01

@@ -1061,17 +1061,33 @@ def test_a_parameter_without_a_gradient_at_one_length_has_none_after_another_len
     trainer.close()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_gradient_whose_squares_are_too_large_is_clipped(threads):
+    with Trainer(
+        Chain(Dense(4, 1), seed=0),
+        loss="mean_squared_error",
+        optimizer=SGD(1.0, clip_norm=1.0),
+        batch_size=8,
+        threads=threads,
+    ) as trainer:
+        before = trainer.parameters.vector.copy()
+        trainer.train_epoch(np.full((8, 4), 1e5, np.float32), np.full((8, 1), 1e15, np.float32))
+        assert np.linalg.norm(trainer.parameters.vector - before) == pytest.approx(1, rel=1e-3)
+
+
 def test_of_an_accumulated_update_that_fails_nothing_is_left(monkeypatch):
     good = np.array([[1], [2], [1], [2]], np.float32), np.array([0, 1, 0, 1])
     bad = good[0].copy()
-    bad[2:] = 1e25  # the gradient is finite, its norm is not
+    bad[2:] = 1e25
 
     def make(**options):
         return Trainer(Chain(Dense(1, 2), seed=0), optimizer=SGD(0.1, **options), batch_size=2, accumulate=2, threads=1)
 
     trainer, expected = make(clip_norm=1.0), make(clip_norm=1.0)
-    with pytest.raises(NonFiniteError, match="norm"):
-        trainer.train_epoch(bad, good[1])
+    with monkeypatch.context() as patch:
+        patch.setattr("py_engine.network.optimizers._norm_of_large", lambda gradient: np.inf)
+        with pytest.raises(NonFiniteError, match="norm"):
+            trainer.train_epoch(bad, good[1])
     trainer.train_epoch(*good)
     expected.train_epoch(*good)
     np.testing.assert_array_equal(trainer.parameters.vector, expected.parameters.vector)

@@ -568,26 +568,48 @@ end
 end
 
 """
+Make all inputs constants again after a run that moved some of them; whether the function wrote to its argument, as the
+first run shows. Then they are taken from `x` anew.
+"""
+@inline function settle!(seeded::AbstractArray{D}, x::AbstractArray, first::Int, last::Int, written::Bool) where {D}
+    last == length(x) && return written  # none follows
+    rest!(seeded, first, last)
+    first == 1 && (written = is_written(seeded, x))
+    written && hold!(seeded, x)
+    return written
+end
+
+function is_written(seeded::AbstractArray{D}, x::AbstractArray) where {D}
+    for (i, j) in zip(eachindex(seeded), eachindex(x))
+        @inbounds seeded[i] === constant(D, x[j]) || return true
+    end
+    return false
+end
+
+"""
     forward_gradient!(g, f, x, buffers=ForwardBuffers(f, x))
 
 Write the gradient of `f` at `x` into `g` and return the value of `f`. Allocates nothing when `buffers` are given, unless
 `f` does.
 """
-function forward_gradient!(g::AbstractArray, f::F, x::AbstractArray, buffers::ForwardBuffers{N,T,L}=ForwardBuffers(f, x)) where {F,N,T,L}
+forward_gradient!(g::AbstractArray, f::F, x::AbstractArray, buffers::ForwardBuffers=ForwardBuffers(f, x)) where {F} =
+    write_gradient!(g, f, Base.mightalias(g, x) ? copy(x) : x, buffers)
+
+function write_gradient!(g::AbstractArray, f::F, x::AbstractArray, buffers::ForwardBuffers{N,T,L}) where {F,N,T,L}
     length(g) == length(x) || throw(ShapeError("forward_gradient!: expected memory for $(length(x)) derivatives, got $(size(g))"))
     AD.check_indices(g)
     seeded = buffers.seeded
     check_buffers(buffers, x)
     hold!(seeded, x)
     isempty(x) && return primal_at(Val(L), number(Val(L), f(seeded)))
-    value = zero(T)
+    value, written = zero(T), false
     for first in 1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
         y = number(Val(L), f(seeded))
         value = primal_at(Val(L), y)
         put_partials!(g, Val(L), y, first, last)
-        rest!(seeded, first, last)
+        written = settle!(seeded, x, first, last, written)
     end
     return value
 end
@@ -644,14 +666,14 @@ function forward_gradient_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
     has_tensors(y) && return AD.forward_gradient_by_ops(f, x)
     g = memory_like(x, partial_type(Val(L), number(Val(L), y), T))
     put_partials!(g, Val(L), y, 1, min(N, length(x)))
-    rest!(seeded, 1, min(N, length(x)))
+    written = settle!(seeded, x, 1, min(N, length(x)), false)
     for first in N+1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
         y = number(Val(L), f(seeded))
         g = widened(g, partial_type(Val(L), y, T))
         put_partials!(g, Val(L), y, first, last)
-        rest!(seeded, first, last)
+        written = settle!(seeded, x, first, last, written)
     end
     return g
 end
@@ -674,11 +696,15 @@ widened(g::AbstractArray{S}, ::Type{T}) where {S,T} =
 Write the derivatives of all elements of the array `f(x)` (rows) by all elements of `x` (columns) into the matrix `J`, and
 return it. Allocates nothing when `buffers` are given, unless `f` does.
 """
-function forward_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::ForwardBuffers{N,T,L}=ForwardBuffers(f, x)) where {F,N,T,L}
+forward_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::ForwardBuffers=ForwardBuffers(f, x)) where {F} =
+    write_jacobian!(J, f, Base.mightalias(J, x) ? copy(x) : x, buffers)
+
+function write_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::ForwardBuffers{N,T,L}) where {F,N,T,L}
     AD.check_indices(J)
     seeded = buffers.seeded
     check_buffers(buffers, x)
     hold!(seeded, x)
+    written = false
     for first in 1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
@@ -686,7 +712,7 @@ function forward_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::F
         size(J) == (length(y), length(x)) || throw(ShapeError("forward_jacobian!: expected a matrix of size " *
             "$((length(y), length(x))), got $(size(J))"))
         put_columns!(J, Val(L), y, first, last)
-        rest!(seeded, first, last)
+        written = settle!(seeded, x, first, last, written)
     end
     return J
 end
@@ -723,7 +749,7 @@ function forward_jacobian_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
     y = elements(result)
     J = Matrix{partial_type(Val(L), y, T)}(undef, length(y), length(x))
     put_columns!(J, Val(L), y, 1, min(N, length(x)))
-    rest!(seeded, 1, min(N, length(x)))
+    written = settle!(seeded, x, 1, min(N, length(x)), false)
     for first in N+1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
@@ -732,7 +758,7 @@ function forward_jacobian_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
             "call, got $(size(J, 1)) and $(length(y))"))
         J = widened(J, partial_type(Val(L), y, T))
         put_columns!(J, Val(L), y, first, last)
-        rest!(seeded, first, last)
+        written = settle!(seeded, x, first, last, written)
     end
     return J
 end

@@ -113,17 +113,24 @@ function owner_of(@nospecialize(root))
 end
 
 function lies_in(m::Memory, owner::Vector)
+    first, behind = extent(m)
+    start = UInt(pointer(owner))
+    return first == behind || (start <= first && behind <= start + sizeof(owner))
+end
+
+"""The addresses of a memory's first byte and of the one behind its last; twice the same without elements."""
+function extent(m::Memory)
     low = high = 0  # of the elements, from the first
     for d in eachindex(m.dims)
-        m.dims[d] == 0 && return true
+        m.dims[d] == 0 && return UInt(m.address), UInt(m.address)
         reach = (m.dims[d] - 1) * m.strides[d]
         reach < 0 ? (low += reach) : (high += reach)
     end
     bytes = sizeof(m.eltype)
-    first, behind = UInt(m.address) + bytes * low, UInt(m.address) + bytes * (high + 1)
-    start = UInt(pointer(owner))
-    return start <= first && behind <= start + sizeof(owner)
+    return UInt(m.address) + bytes * low, UInt(m.address) + bytes * (high + 1)
 end
+extent(x::Array) = (UInt(start_of(x)), UInt(start_of(x)) + sizeof(x))
+share_bytes((a, a_end), (b, b_end)) = a < b_end && b < a_end
 
 const RESIZED = "was resized since (push!, append!, resize!), which may move it; give a copy, or resize a copy"
 

@@ -8,6 +8,9 @@ function is_given(x::Tensor)
     return x.op === nothing && !x.literal
 end
 
+"""The arrays among the memory of tensors that their callers gave: what is returned to them shares none of it."""
+given_arrays(tensors::Vector{Tensor}) = Any[(x.data::Memory).root for x in tensors if x.data !== nothing && is_given(x)]
+
 """A checksum of all its elements: it changes when one of them does, or their order."""
 stamp(x::Tensor) = checksum(x.data::Memory)
 
@@ -25,7 +28,9 @@ function note_given(now::State, inputs::Vector{Tensor})
     given = now.given
     given === nothing && return nothing
     for x in inputs
-        x.op === nothing && !x.literal && x.data !== nothing && push!(given, x => stamp(x))
+        x.op === nothing && !x.literal && x.data !== nothing || continue
+        is_there(x.data::Memory) || throw(InPlaceError("an operand, an array of $(x.eltype) of size $(size(x)), $RESIZED"))
+        push!(given, x => stamp(x))
     end
 end
 

@@ -291,7 +291,7 @@ function backward!(output::Tensor; seed=nothing)
     found = no_grad(() -> gradients(Tensor[output], Tensor[upstream], leaves))
     for (leaf, g) in zip(leaves, found)
         g === nothing && continue
-        leaf.grad = leaf.grad === nothing ? copy(value(g)) : leaf.grad .+ value(g)
+        leaf.grad = leaf.grad === nothing ? copy(value(g)) : map(+, leaf.grad, value(g))  # of a number an array, too
     end
     return nothing
 end
@@ -319,14 +319,14 @@ function forward!(order::Vector{Tensor})
     for x in order
         op = x.op
         op === nothing && continue
+        inputs = all_readable(x.inputs, op)
         if op.view !== nothing
             # A view sees what it is of, but for a layout that has none, which is copied.
-            op.several || x.data.root === x.inputs[1].data.root ||
-                (x.data = compute(op, Memory[x.inputs[1].data::Memory], x.dims, x.eltype, x.attrs))
+            op.several || x.data.root === inputs[1].root || (x.data = compute(op, inputs[1:1], x.dims, x.eltype, x.attrs))
             continue
         end
         out = op.several ? Memory[y.data::Memory for y in x.results] : x.data::Memory
-        compute!(op, out, Memory[a.data::Memory for a in x.inputs], x.attrs)
+        compute!(op, out, inputs, x.attrs)
         isempty(x.stamps) || (x.stamps = stamps_of(x))
     end
     return value(order[end])

@@ -265,7 +265,16 @@ function assign!(x::Tensor, values)
     source.dims == x.dims || length(source) == 1 ||
         throw(ShapeError("assign!: expected an array of size $(size(x)), got $(size(source))"))
     source.eltype === x.eltype || (source = Tensor(x.eltype.(values)))
-    copy_memory!(x.data::Memory, source.data::Memory)
+    into, from = x.data::Memory, source.data::Memory
+    for m in (into, from)
+        is_there(m) || throw(InPlaceError("assign!: an array of $(m.eltype) of size $(Tuple(m.dims)) $RESIZED"))
+    end
+    if share_bytes(extent(into), extent(from))  # such as the tensor's own elements in another order
+        copied = new_memory(from.eltype, from.dims)
+        copy_memory!(copied, from)
+        from = copied
+    end
+    copy_memory!(into, from)
     return x
 end
 

@@ -48,6 +48,9 @@ function checked_setting(o::Optimizer, name::Symbol, @nospecialize(value))
     return convert(fieldtype(typeof(o), name), value)
 end
 
+check_nesterov(nesterov::Bool, momentum::Float64) =
+    nesterov && momentum == 0 && throw(ConfigurationError("SGD: nesterov needs a momentum above 0"))
+
 """
     SGD(learning_rate=0.01; momentum=0, nesterov=false, weight_decay=0, clip_norm=nothing, clip_value=nothing)
 
@@ -68,9 +71,16 @@ end
 function SGD(learning_rate=0.01; momentum=0.0, nesterov::Bool=false, weight_decay=0.0, clip_norm=nothing,
         clip_value=nothing)
     momentum = setting("SGD", "momentum", momentum; at_least=0.0, below=1.0)
-    nesterov && momentum == 0 && throw(ConfigurationError("SGD: nesterov needs a momentum above 0"))
+    check_nesterov(nesterov, momentum)
     return SGD(common_settings("SGD", learning_rate, weight_decay, clip_norm, clip_value)..., momentum, nesterov)
 end
+function Base.setproperty!(o::SGD, name::Symbol, @nospecialize(value))
+    checked = checked_setting(o, name, value)
+    name === :momentum && check_nesterov(o.nesterov, checked::Float64)
+    name === :nesterov && check_nesterov(checked::Bool, o.momentum)
+    return setfield!(o, name, checked)
+end
+
 """Flux's name for [`SGD`](@ref)."""
 const Descent = SGD
 """
@@ -197,6 +207,10 @@ function step!(optimizer::Optimizer, state::State{T}, vector::Vector{T}, gradien
         scale = 1.0
         if optimizer.clip_norm < Inf
             norm = sqrt(Float64(squares(g, 1, n)))
+            if norm == Inf  # finite numbers may have squares that are not
+                most = largest(g, 1, n)
+                norm = most * sqrt(squares(g, 1, n, most))
+            end
             isfinite(norm) || throw(NonFiniteError("$(typeof(optimizer)), step $(state.steps + 1): the norm of the " *
                 "gradient is $norm; the parameters were left unchanged. Lower the learning rate, or look for NaN in the data"))
             scale = clip_scale(optimizer, norm)
@@ -316,6 +330,24 @@ function squares(g::Ptr{T}, first::Int, last::Int) where {T}
         total += load(g, i) * load(g, i)
     end
     return total
+end
+
+"""The same of numbers that are divided by `most`."""
+function squares(g::Ptr{T}, first::Int, last::Int, most::Float64) where {T}
+    total = 0.0
+    for i in first:last
+        total += abs2(load(g, i) / most)
+    end
+    return total
+end
+
+"""The largest absolute value of numbers of which none is NaN."""
+function largest(g::Ptr{T}, first::Int, last::Int) where {T}
+    most = zero(T)
+    for i in first:last
+        most = max(most, abs(load(g, i)))
+    end
+    return Float64(most)
 end
 
 function all_finite(g::Ptr{T}, n::Int) where {T}

@@ -806,7 +806,10 @@ function add_parts!(trainer::Trainer{T}, team::Team, k::Int, shards::Vector{Shar
     meet!(team) || return false
     k == 1 && exchange!(trainer.communicator::Communicator, trainer.gradient, weight, finite)
     meet!(team) || return false
-    return all_finite(trainer.gradient)
+    all_finite(trainer.gradient) && return true
+    meet!(team) || return false
+    k == 1 && fill!(trainer.gradient, 0)  # no tape writes what has no derivative, so that it would stay NaN
+    return false
 end
 
 """The elements, of those from `a` to `b`, that the thread `k` of `threads` updates; stretches begin on cache lines."""
@@ -893,16 +896,28 @@ function clip!(trainer::Trainer{T}, team::Team, k::Int, from::Int, to::Int) wher
     o, g = trainer.optimizer, elements_of(gradient_vector(trainer))
     o.clip_value < Inf && clip!(g, T(o.clip_value), from, to)
     o.clip_norm < Inf || return true
-    trainer.partial[8k] = Float64(squares(g, from, to))
-    meet!(team) || return false
-    total = 0.0
-    for m in 1:team.size
-        total += trainer.partial[8m]
+    norm = sqrt(over_threads(+, trainer, team, k, Float64(squares(g, from, to))))
+    if norm == Inf  # finite numbers may have squares that are not
+        meet!(team) || return false  # nobody reads `partial` any more
+        most = over_threads(max, trainer, team, k, largest(g, from, to))
+        meet!(team) || return false
+        norm = most * sqrt(over_threads(+, trainer, team, k, squares(g, from, to, most)))
     end
-    isfinite(total) || return false
-    factor = clip_scale(o, sqrt(total))
+    isfinite(norm) || return false
+    factor = clip_scale(o, norm)
     factor < 1 && scale!(g, T(factor), from, to)
     return true
+end
+
+"""What `combine` makes of a number of each thread, in their order; NaN where they do not meet."""
+function over_threads(combine::F, trainer::Trainer, team::Team, k::Int, mine::Float64) where {F}
+    trainer.partial[8k] = mine
+    meet!(team) || return NaN
+    found = trainer.partial[8]
+    for m in 2:team.size
+        found = combine(found, trainer.partial[8m])
+    end
+    return found
 end
 
 """The steps without replay, or sample by sample: for ablations."""
@@ -1159,6 +1174,7 @@ function checked_targets(trainer::Trainer{T}, y::AbstractArray, samples::Int) wh
 end
 
 function checked_order(order::AbstractVector{<:Integer}, samples::Int)
+    eltype(order) === Bool && throw(DTypeError("order: expected sample numbers, got truth values; give findall(order)"))
     rows = order isa Vector{Int64} ? order : collect(Int64, order)
     isempty(rows) && throw(ShapeError("the order names no samples"))
     count_outside(rows, 1, samples) == 0 || throw(ShapeError(

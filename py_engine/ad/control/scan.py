@@ -105,10 +105,11 @@ def tensors_of(given: Sequence[Any]) -> list[Tensor]:
     """Return leaves as tensors; a number takes the float dtype of the arrays, and there is only one."""
     leaves = [x if isinstance(x, Tensor) or np.isscalar(x) else plain_array(x) for x in given]
     floats = next((x.dtype for x in leaves if isinstance(x, (Tensor, np.ndarray)) and x.dtype in FLOATS), np.float64)
-    return [
-        x if isinstance(x, Tensor) else Tensor(np.asarray(x, floats if isinstance(x, (float, int)) else None))
-        for x in leaves
-    ]
+
+    def is_number(x: Any) -> bool:
+        return isinstance(x, (float, int)) and not isinstance(x, bool)
+
+    return [x if isinstance(x, Tensor) else Tensor(np.asarray(x, floats if is_number(x) else None)) for x in leaves]
 
 
 def check_dtypes(function: str, tensors: Sequence[Tensor], names: Sequence[str]) -> None:

@@ -296,7 +296,10 @@ end
 function unreplayed(compiled::Compiled, leaves::Vector{Tensor}, structure::Structure)
     result = @entering techniques=compiled.techniques compiled.f(unflatten(structure, leaves)...)
     found, results = flatten(result)
-    return unflatten(results, Any[x isa Tensor ? shown(Tensor[x], true, Any[])[1] : x for x in found])
+    places = findall(x -> x isa Tensor, found)
+    outputs = Tensor[found[k] for k in places]
+    found[places] = shown(outputs, true, given_arrays(Tensor[leaves; outputs]))
+    return unflatten(results, found)
 end
 
 function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)

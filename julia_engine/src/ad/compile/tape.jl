@@ -132,15 +132,6 @@ function result_memory(@nospecialize(given), x::Tensor, captured::Vector{Tensor}
     return m
 end
 
-"""The addresses of a memory's first byte and of the one behind its last."""
-function extent(m::Memory)
-    first = UInt(m.address)
-    length(m) == 0 && return first, first
-    return first, first + sizeof(m.eltype) * (1 + sum((m.dims .- 1) .* m.strides))
-end
-extent(x::Array) = (UInt(start_of(x)), UInt(start_of(x)) + sizeof(x))
-share_bytes((a, a_end), (b, b_end)) = a < b_end && b < a_end
-
 # Running --------------------------------------------------------------------------------------------------------------
 
 """

@@ -74,6 +74,7 @@ function (c::Checkpointed)(@nospecialize(args...))
     found, result = @entering trace=nodes given=noted flatten(c.f(unflatten(structure, leaves)...))
     now.trace === nothing && check_given(noted)
     outputs = Tensor[as_output(x, "checkpoint") for x in found]
+    mine = given_arrays(outputs)
     places = findall(x -> x.eltype in FLOATS, outputs)  # integers have no derivative
     if !isempty(places)
         program, outside = close_over(nodes[start+1:end], arguments, outputs[places])
@@ -81,7 +82,7 @@ function (c::Checkpointed)(@nospecialize(args...))
     end
     any(x -> x isa Elements, found) &&  # of a dotted function around it
         return unflatten(result, Any[x isa Elements ? Elements(y, x.run) : y for (x, y) in zip(found, outputs)])
-    return unflatten(result, shown(outputs, plain && (!any(x -> x.requires_grad, outputs) || depends_on_duals(outputs)), given))
+    return unflatten(result, shown(outputs, plain && (!any(x -> x.requires_grad, outputs) || depends_on_duals(outputs)), Any[given; mine]))
 end
 
 own_tensor(x::Tensor) = x

@@ -105,9 +105,10 @@ function (rule::CustomRule)(args...)
     inputs = as_tensors(args)
     plain = is_plain(args)
     y = rule.opaque ? opaque_value(rule, inputs) : value_of(rule, inputs)
+    mine = given_arrays(Tensor[y])
     y.data === nothing || (y = leaf(y.data, y.eltype, y.dims, false, ""))
     result = apply(CUSTOM, Tensor[y; inputs], attributes(:rule => rule))
-    return plain ? shown(Tensor[result], true, collect(Any, args))[1] : result
+    return plain ? shown(Tensor[result], true, Any[collect(Any, args); mine])[1] : result
 end
 
 """What the rule's function computes, as a constant."""

@@ -205,8 +205,9 @@ LinearAlgebra.norm(x::StructuredTensor, p::Real) = norm(as_tensor(x), p)
 LinearAlgebra.opnorm(x::StructuredTensor, p::Real) = opnorm(as_tensor(x), p)
 Base.iterate(x::StructuredTensor, state) = iterate(as_tensor(x), state)
 Base.:^(x::StructuredTensor, n::Integer) = as_tensor(x)^n
-LinearAlgebra.eigen(x::DiagonalTensor) = eigen(Symmetric(as_tensor(x)))
-LinearAlgebra.eigvals(x::DiagonalTensor) = eigvals(Symmetric(as_tensor(x)))
+LinearAlgebra.eigvals(x::DiagonalTensor) = x.diagonal  # in this order, as Julia has them
+LinearAlgebra.eigen(x::DiagonalTensor) =
+    (values=x.diagonal, vectors=Constant(Matrix{x.diagonal.eltype}(I, size(x)...)))
 Base.BroadcastStyle(::Type{<:StructuredTensor}) = TensorStyle()
 Base.broadcastable(x::StructuredTensor) = as_tensor(x)
 
