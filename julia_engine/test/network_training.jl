@@ -78,7 +78,7 @@ end
     p = zeros(4)
     @test_throws NonFiniteError step!(SGD(1.0; clip_norm=1.0), State{Float64}(SGD(), 4), p, [NaN, 0, 0, 0])
     @test p == zeros(4)
-    for (T, large) in ((Float32, 1f20), (Float32, 3f38), (Float64, 1e200), (Float64, 1.5e308)), n in (1, 3, 1000)
+    for (T, large) in ((Float32, 1f20), (Float32, 3f38), (Float64, 1e200), (Float64, 1e300)), n in (1, 3, 1000)
         g, p = fill(large, n), zeros(T, n)
         step!(SGD(1.0; clip_norm=1.0), State{T}(SGD(), n), p, g)
         @test isapprox(p, fill(-1 / sqrt(n), n); rtol=1e-4)

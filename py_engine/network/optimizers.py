@@ -329,7 +329,8 @@ class Optimizer(ABC):
             np.clip(gradient, -self.clip_value, self.clip_value, out=gradient)
         if self.clip_norm is not None:
             pieces = (gradient[i : i + NORM_PIECE] for i in range(0, gradient.size, NORM_PIECE))
-            norm = math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
+            with np.errstate(over="ignore"):
+                norm = math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
             if norm == math.inf:  # finite numbers may have squares that are not
                 norm = _norm_of_large(gradient)
             if not math.isfinite(norm):

@@ -171,7 +171,7 @@ def test_a_folder_whose_name_is_no_text_is_mapped(place: Path, arrays: dict[str,
     as_folder(place, arrays)
     name = os.fsdecode(b"donn\xe9es")
     (place / "folder").rename(place / name)
-    assert invoke(["train", "model.toml", "--data", name, "--threads", "1", "--epochs", "1"]) == 0
+    assert invoke(["train", "model.toml", "--data", name, "--threads", "1", "--epochs", "1", "--batch-size", "20"]) == 0
 
 
 @pytest.mark.parametrize(
