@@ -162,6 +162,7 @@ def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
         "collecting": float(collecting.iloc[-1] / times["seconds"].iloc[-1]) if times["seconds"].iloc[-1] else 0.0,
         "inside": exponent(times["value"][inside], rest[inside]),
         "outside": exponent(times["value"][~inside], rest[~inside]),
+        "rest": exponent(times["value"], rest),
         "single": 1 in (int(inside.sum()), int((~inside).sum())),
         "steepest": max(pairs, default=None),
         "split": known,
@@ -200,10 +201,11 @@ def _why(row: Row, engine: str) -> str:
         if (found := row[f"{engine}_{name}"]) is not None
     ]
     of_rest = " and ".join(f"{fixed(found)}{place}" for place, found in rest) or "what can't be fitted"
-    if row[f"{engine}_single"]:
-        of_rest += ", one size being alone in its level"
     without = f"without collecting garbage ({percent(collecting)} of the longest): " if collecting else ""
-    explained = bool(rest) and all(found <= MOST for _, found in rest) and not row[f"{engine}_single"]
+    # Where a level has one size alone, the exponent from the other level to it must be in proportion, too.
+    over_all = row[f"{engine}_rest"]
+    explained = bool(rest) and all(found <= MOST for _, found in rest)
+    explained = explained and not (row[f"{engine}_single"] and over_all is not None and over_all > MOST)
     return f"{said}{without}{of_rest}; {'which explains it' if explained else 'the rest is not explained'}."
 
 

@@ -306,8 +306,10 @@ def test_an_engine_that_is_not_ready_in_time_is_given_up_with_the_reason(
     monkeypatch.setattr(measured, "GIVE_UP", 0.2)
     record = swept(study(tmp_path), tmp_path, ["torch"])
     assert record["status"] == "ok" and not record["sizes"]
-    (row,) = tidy_rows([record])["sizes"]
-    assert row["missing"] == "given up: building and a first step took over 0.2 s" and row["batch"] == 2
+    rows = tidy_rows([record])["sizes"]
+    assert {row["batch"]: row["missing"] for row in rows} == dict.fromkeys(
+        (2, 4), "given up: building and a first step took over 0.2 s"
+    )
 
 
 def test_slow_frameworks_take_part_in_every_third_round_and_ours_in_all() -> None:
@@ -425,7 +427,7 @@ def test_a_framework_that_trains_otherwise_is_left_out_with_the_reason(
     assert all(reason.startswith("trains otherwise than PyTorch: from the same") for reason in reasons.values())
     rows = tidy_rows([record])["sizes"]
     assert {row["batch"]: row["missing"] for row in rows if row["engine"] == "numpy"} == reasons
-    notes = " ".join(sizes_targets.sizes_start(paper_view(paper, Tidy.load(tmp_path))).notes)
+    notes = " ".join(sizes.sizes(paper_view(paper, Tidy.load(tmp_path))).notes)
     assert all(reason in notes for reason in reasons.values())
 
 
@@ -636,7 +638,8 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
     (said,) = [note for note in made.notes if "losses" in note]
     assert "at most 8.0·10⁻⁶" in said and "by more than 10⁻³ is left out there" in said
     assert "TwinGrad numpy: 84 of 126 rows within its bound" in made.notes
-    assert "given up: an invented reason" in "".join(sizes_targets.sizes_start(view).notes)
+    assert "given up: an invented reason" in "".join(made.notes)
+    assert not any("compiles anew" in note for note in made.notes), "compiled PyTorch is in no row here"
     for row in growth_tables.growth(view).rows:
         if row["against"] == "batch":
             assert row["torch_exponent"] == pytest.approx(1, abs=0.05)
@@ -849,6 +852,35 @@ def test_an_exponent_is_explained_by_collecting_garbage_and_by_the_caches(
             row |= {"held_bytes": row["value"], "cache_bytes": cache}
     (said,) = [note for note in growth_tables.growth(view_of(rows, paper="sizes")).notes if "eager gradient" in note]
     assert said.endswith(explanation)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cache", "marked", "explained"),
+    [
+        ((1e-4, 1e-3, 1e-2), 10**9, False, None),
+        ((9e-4, 1e-3, 1.2e-2), 500, True, False),  # 0.56 in all, 1.08 among the others
+        ((1e-4, 1e-3, 2e-2), 5000, True, False),  # 1.15 in all: one size alone is beyond the cache
+        ((1e-4, 3e-4, 2.1e-3), 5000, False, None),
+    ],
+)
+def test_growth_within_a_level_of_memory_is_judged_too(
+    seconds: tuple[float, ...],
+    cache: int,
+    marked: bool,
+    explained: bool | None,
+    fake: ModuleType,
+    view_of: ViewOf,
+) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    for row in rows["growth"]:
+        if (row["engine"], row["series"], row["what"]) == ("julia", "nodes", "eager gradient"):
+            row |= {"seconds": dict(zip((100, 1000, 10_000), seconds, strict=True))[row["value"]]}
+            row |= {"held_bytes": row["value"], "cache_bytes": cache, "collecting_seconds": 0.0}
+    made = growth_tables.growth(view_of(rows, paper="sizes"))
+    (row,) = [row for row in made.rows if row["at"].startswith("eager gradient")]
+    assert growth_tables._is_above(row, "julia") is marked
+    notes = [note for note in made.notes if note.startswith("TwinGrad Julia, a graph, by nodes, eager gradient")]
+    assert len(notes) == marked and all(note.endswith("which explains it.") is explained for note in notes)
 
 
 def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_of: ViewOf) -> None:

@@ -39,6 +39,7 @@ EVERY_TRAINING = (
     *("bridge/__init__.py", "bridge/adapters/__init__.py", "bridge/checks.py", "bridge/errors.py"),
     *("bridge/child.py", "bridge/child_process.py"),
     *("bridge/explain.py", "bridge/files.py", "bridge/layers.py", "bridge/memory.py", "bridge/registry.py"),
+    "bridge/temporary.py",
     *("bridge/session.py", "bridge/spec.py", "bridge/toml.py", "bridge/weights.py", "bridge/worker.py"),
     "bridge/worker_process.py",
     # The measure's own tools.
