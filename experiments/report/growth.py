@@ -180,8 +180,8 @@ def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Se
 
 def _is_above(row: Row, engine: str) -> bool:
     """Whether a time grows faster than the work, which grows in proportion: in all or within a level of memory."""
-    found = (row.get(f"{engine}_{name}") for name in ("exponent", "inside", "outside"))
-    return bool(row["linear"]) and any(not empty(one) and one > MOST for one in found)
+    found = [row.get(f"{engine}_{name}") for name in ("exponent", "inside", "outside")]
+    return bool(row["linear"]) and any(one is not None and one > MOST for one in found)
 
 
 def _why(row: Row, engine: str) -> str:

@@ -211,9 +211,8 @@ def _add_sizes(found: Numbers, view: View) -> None:
         for name in ("memory", "peak"):
             ratios = [row[f"{engine}_{name}_ratio"] for row in memory if f"{engine}_{name}_ratio" in row]
             _add_count(found, f"sizes.{name}.{engine}", sum(ratio <= 1 for ratio in ratios), len(ratios))
-        ratios = [row[f"{engine}_ratio"] for row in threads if f"{engine}_ratio" in row]
-        slower = sum(ratio > sizes_targets.SLOWER for ratio in ratios)
-        _add_count(found, f"sizes.threads.{engine}", slower, len(ratios))
+        slower = [row[f"{engine}_slower"] for row in threads if f"{engine}_slower" in row]
+        _add_count(found, f"sizes.threads.{engine}", sum(slower), len(slower))
     if threads:
         _add(found, "sizes.threads.slower", 100 * (sizes_targets.SLOWER - 1), percent(sizes_targets.SLOWER - 1))
     held = [row for row in growth.growth_seconds(view).rows if row["held"]]

@@ -298,9 +298,14 @@ def origin(view: View) -> dict[str, Any]:
 
 
 def table_of_points(
-    view: View, fields: Sequence[str], columns: Sequence[Column], rows: Sequence[Row], notes: Sequence[str]
+    view: View,
+    fields: Sequence[str],
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    notes: Sequence[str],
+    measure: str = "sizes",
 ) -> Table:
-    """A table with a row for each network, size of mini-batch and number of threads."""
+    """A table with a row for each network, size of mini-batch and number of threads, of what a measure timed."""
     return Table(
         fields=("kind", "machine", "data", "family", "size", "batch", "threads", *fields),
         columns=(
@@ -310,7 +315,7 @@ def table_of_points(
             *columns,
         ),
         rows=tuple(rows),
-        notes=(*notes, *row_helpers.missing_notes(view, ("sizes",), view.engines())),
+        notes=(*notes, *row_helpers.missing_notes(view, (measure,), view.engines())),
         wide=True,
     )
 

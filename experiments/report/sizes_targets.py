@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from bridge.libjulia.juliacall import OLDEST
 from bridge.libjulia.runtime import EMBEDDED, JULIACALL
@@ -17,6 +16,7 @@ from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.sizes import TARGETS, origin, points, table_of_points
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, remembered, with_image
+from experiments.testing import of_median
 
 START_SECONDS = {"numpy": 0.3}
 """Seconds of start-up that an engine is to take at most."""
@@ -246,27 +246,40 @@ def _marked(name: str, most: float) -> Callable[[Row], str]:
 
 
 def thread_rows(view: View) -> list[Row]:
-    """The median steps with several threads and with one, of the points that have both, and their ratio."""
-    by_point: dict[tuple[Any, ...], dict[int, tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]]] = {}
-    for about, of_point, steps in points(view):
-        key = (about["family"], about["size"], about["batch"])
-        by_point.setdefault(key, {})[int(about["threads"])] = about, of_point, steps
+    """The steps with several threads and with one, which alternated, and the median of their ratios, with interval."""
+    every = view.table("split")
+    every = every.assign(size=[f"{size:g}" for size in every["size"]])
     rows: list[Row] = []
-    for found in by_point.values():
-        several = max(found)
-        if several == 1 or 1 not in found:
-            continue
-        about, of_point, steps = found[several]
-        row = {**about, **origin(view)}
-        for engine in (*TARGETS, REFERENCE):
-            one = found[1][2]
-            if engine in steps and engine in one:
-                row[f"{engine}_several_us"] = float(steps[engine].median())
-                row[f"{engine}_one_us"] = float(one[engine].median())
-                row[f"{engine}_ratio"] = row[f"{engine}_several_us"] / row[f"{engine}_one_us"]
-                use = of_point.loc[of_point["engine"] == engine, "threads_in_step"].iloc[0]
-                row[f"{engine}_use"] = "" if pd.isna(use) else use
-        rows.append(row)
+    for family in view.paper.families:
+        for name in family.sizes:
+            of_network = every[(every["family"] == family.id) & (every["size"] == name)]
+            for (threads, batch), of_point in of_network.groupby(["threads", "batch"]):
+                row: dict[str, Any] = {
+                    "family": family.title,
+                    "size": name,
+                    "batch": int(batch),
+                    "threads": int(threads),
+                }
+                row |= {"group": f"{family.title}, by {family.over}", "kind": "measured"}
+                row |= {"machine": view.machine(["split"]), "data": view.data_source}
+                for engine in TARGETS:
+                    rounds = of_point[of_point["engine"] == engine]
+                    if not len(rounds):
+                        continue
+                    ratios = rounds["microseconds_per_step"] / rounds["one_thread_microseconds"]
+                    low, high = of_median([*ratios]) or (None, None)
+                    use = rounds["threads_in_step"].iloc[0]
+                    found = {
+                        "several_us": float(rounds["microseconds_per_step"].median()),
+                        "one_us": float(rounds["one_thread_microseconds"].median()),
+                        "ratio": float(ratios.median()),
+                        "ratio_low": low,
+                        "ratio_high": high,
+                        "use": "" if empty(use) else use,
+                        "slower": low is not None and low > SLOWER,
+                    }
+                    row |= {f"{engine}_{name}": value for name, value in found.items()}
+                rows.append(row)
     return rows
 
 
@@ -274,43 +287,48 @@ def thread_rows(view: View) -> list[Row]:
 def sizes_threads(view: View) -> Table:
     """The step of our engines with several threads over that with one."""
     rows = thread_rows(view)
+
+    def ratio(engine: str) -> Callable[[Row], str]:
+        def text(row: Row) -> str:
+            if f"{engine}_ratio" not in row:
+                return MISSING
+            low, high = (row[f"{engine}_ratio_{end}"] for end in ("low", "high"))
+            interval = "" if low is None else f" [{fixed(low)}, {fixed(high)}]"
+            return fixed(row[f"{engine}_ratio"]) + interval + (" ×" if row[f"{engine}_slower"] else "")
+
+        return text
+
     columns: list[Column] = []
     for engine in TARGETS:
         label = view.label(engine).removeprefix("TwinGrad ")
         columns += [
             column(f"{label} [µs]", f"{engine}_several_us", significant),
             column("one thread [µs]", f"{engine}_one_us", significant),
-            Column("ratio", _marked(f"{engine}_ratio", SLOWER)),
+            Column("ratio", ratio(engine)),
             column("its threads", f"{engine}_use", align="left"),
         ]
     notes = []
     for engine in TARGETS:
         known = [row for row in rows if f"{engine}_ratio" in row]
-        slower = [row for row in known if row[f"{engine}_ratio"] > SLOWER]
-        same = sum(row[f"{engine}_use"] == "one thread" for row in slower)
         if known:
-            notes.append(
-                f"{view.label(engine)}: slower by more than that in {len(slower)} of {len(known)} rows"
-                + (f"; in {same} of these the step has one thread in both runs" if same else "")
-                + "."
-            )
+            slower = sum(row[f"{engine}_slower"] for row in known)
+            notes.append(f"{view.label(engine)}: slower by more than that in {slower} of {len(known)} rows.")
+    per_engine = ("several_us", "one_us", "ratio", "ratio_low", "ratio_high", "use", "slower")
     return table_of_points(
         view,
-        tuple(
-            f"{engine}_{name}" for engine in (*TARGETS, REFERENCE) for name in ("several_us", "one_us", "ratio", "use")
-        ),
-        [*columns, column(f"{view.label(REFERENCE)}, ratio", f"{REFERENCE}_ratio", fixed)],
+        tuple(f"{engine}_{name}" for engine in TARGETS for name in per_engine),
+        columns,
         rows,
         [
-            "Ratio: the median step in the run with several threads over that in the run with one. The two runs were "
-            "made one after the other and are not paired, so that the ratio contains the machine's drift between "
-            "them: ratios of steps that have one thread in both runs show how much that is. Its threads: what the "
-            "step uses in the run with several. × marks a step that is slower than with one thread by more than "
-            f"{percent(SLOWER - 1)}.",
+            "A process with several threads and one with a single thread took turns: the median steps, and the median "
+            "of their ratios in the same round, with its interval of 95 %. Its threads: what the step uses of several. "
+            "× marks a step that is slower than with one thread by more than "
+            f"{percent(SLOWER - 1)}, by the lower end of the interval.",
             *notes,
         ]
         if rows
-        else ["No network was run with several threads and with one; make sizes does both."],
+        else ["Not run: make sizes runs it."],
+        measure="split",
     )
 
 

@@ -136,6 +136,7 @@ def rows(
         for place, size in enumerate(family.sizes, start=1):
             for threads in (2, 1):
                 _add_size(found, base | {"family": family.id, "size": int(size), "threads": threads}, engines, place)
+            _add_split(found, base | {"family": family.id, "size": int(size), "threads": 2})
     for training in described.trainings:
         _add_total(found, base | {"network": training.id, "threads": 2}, ("numpy", "julia", "torch"))
     for engine in engines if described.series else ():
@@ -205,6 +206,22 @@ def _add_size(found: Rows, base: dict[str, Any], engines: tuple[str, ...], place
     for engine in engines:
         about = {"engine": engine, "label": LABELS[engine], "seed": 0, "measure": "sizes", "status": "ok"}
         found["runs"].append(base | about | {"framework_version": f"{engine} 1.0"})
+
+
+def _add_split(found: Rows, base: dict[str, Any]) -> None:
+    """Eight rounds on a machine that drifts: in mini-batches of 64 Julia's step is slower with two threads."""
+    base = base | {"key": f"split-{base['family']}-{base['size']}", "engine_digest": "e" * 64}
+    for engine in ("numpy", "julia"):
+        about = {"engine": engine, "label": LABELS[engine], "threads_in_step": "products shared by 2 threads"}
+        for batch in (1, 16, 64, 256):
+            ratio = 0.6 if engine == "numpy" else 1.5 if batch == 64 else 1.02
+            for number in range(1, 9):
+                one = 1000.0 * (1 + number / 16)
+                several = ratio * one * (3 if number == 4 else 1)
+                steps = {"microseconds_per_step": several, "one_thread_microseconds": one}
+                found["split"].append(base | about | steps | {"batch": batch, "round": number})
+        run = {"engine": engine, "label": LABELS[engine], "seed": 0, "measure": "split", "status": "ok"}
+        found["runs"].append(base | run | {"framework_version": f"{engine} 1.0"})
 
 
 def _add_growth(found: Rows, base: dict[str, Any]) -> None:

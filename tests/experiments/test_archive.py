@@ -28,7 +28,7 @@ COMMITTED_RESULTS = Path(__file__).resolve().parents[2] / "paper" / "results"
 
 MEASURES = (
     *("time", "own", "memory", "race", "scaling", "ablation", "variants", "sizes", "sizes_ablation", "growth"),
-    *("totals", "microbenchmarks", "failed"),
+    *("totals", "split", "microbenchmarks", "failed"),
 )
 
 
@@ -40,6 +40,7 @@ def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
     point |= {"quantity": "batch_size", "configuration": "all", "technique": "", "variant": "static", "batch": 64}
     point |= {"series": "width", "what": "step", "seconds": draw.random(), "all_on_microseconds": draw.random()}
     point |= {name: draw.random() for name in ("import_seconds", "start_seconds", "total_seconds")}
+    point |= {"one_thread_microseconds": draw.random()}
     origin = {"label": "TwinGrad numpy", "engine_digest": "e1", "error": None, "versions": {"numpy": "2.0"}}
     record: Record = {
         "schema": schema,
@@ -76,7 +77,7 @@ def invented(measure: str, number: int, schema: int = SCHEMA) -> Record:
         record["microbenchmarks"] = [{"engine": "numpy-eager", "label": "a", "nanoseconds": draw.random(), "round": 1}]
     else:
         record[measure] = [point | {"round": turn, "epoch": turn, "value": turn} for turn in (1, 2)]
-        if measure in ("race", "sizes", "totals"):
+        if measure in ("race", "sizes", "totals", "split"):
             record["entrants"] = {"numpy": origin}
         if measure == "sizes":
             record |= {"facts": [{"engine": "numpy", "batch": 64, "kernel": "matmul"}], "limits": {}}

@@ -70,6 +70,15 @@ def record(measure: str = "time") -> dict[str, Any]:
             ],
             "entrants": {"numpy": entrant},
         },
+        "split": {
+            "split": [
+                {
+                    **{"engine": "numpy", "batch": 1, "round": 1, "family": "mlp"},
+                    **{"microseconds_per_step": 2.0, "one_thread_microseconds": 3.0},
+                }
+            ],
+            "entrants": {"numpy": entrant},
+        },
         "microbenchmarks": {
             "entrants": {"numpy": entrant},
             "microbenchmarks": [

@@ -339,6 +339,7 @@ def test_tidy_files_have_their_columns_and_are_read_back(results: Results) -> No
         "sizes_ablation": 0,
         "growth": 0,
         "totals": 0,
+        "split": 0,
         "microbenchmarks": 0,
     }
     for name, columns in COLUMNS.items():

@@ -104,6 +104,10 @@ MEASURES["totals"] = (
     *(name for name in MEASURES["race"] if name != "experiments/measures/roofline.jl"),  # how engines fall out
     *(f"experiments/data/{name}.py" for name in ("__init__", "dataset", "generated")),
 )
+MEASURES["split"] = (
+    *(name for name in MEASURES["sizes"] if name != "experiments/measures/roofline.jl"),  # no limit is measured
+    "experiments/measures/split.py",
+)
 SYSTEM_FOLDER = "experiments/microbenchmarks/systems"
 NO_WORKER = ("bridge/worker_process.py", "bridge/child_process.py", "bridge/adapters/__init__.py")
 EVERY_SUITE = (

@@ -627,6 +627,7 @@ def test_a_race_with_a_step_below_its_limit_is_kept_and_has_failed(
 def test_a_measure_that_a_study_does_not_define_is_refused(paper: Paper) -> None:
     for name, lacks in (
         ("totals", "no totals_engines"),
+        ("split", "no split_engines"),
         ("sizes", "no sizes_threads"),
         ("growth", "no growth_engines"),
     ):
