@@ -110,8 +110,8 @@ class NumpySession:
     def held_bytes(self) -> int:
         """See `Costed.held_bytes`."""
         trainer = self.trainer
-        vectors = (1 + len(trainer.optimizer.state_names)) * trainer.parameters.vector.nbytes
-        return vectors + sum(tape.nbytes + sum(out.nbytes for out in tape.outputs) for tape in trainer.tapes)
+        state = len(trainer.optimizer.state_names) * trainer.parameters.vector.nbytes
+        return state + sum(tape.nbytes + sum(out.nbytes for out in tape.outputs) for tape in trainer.tapes)
 
     def collecting_seconds(self) -> float:
         """See `Costed.collecting_seconds`."""

@@ -108,10 +108,11 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
     if wanted is not None and wanted not in WAYS:
         named = f"way={way!r}" if way else f"{VARIABLE}={wanted}"
         raise JuliaUnavailableError(f"{named}: expected one of {', '.join(WAYS)}")
-    count = _thread_count(threads)
+    joined = juliacall.running()
+    count = 1 if joined and threads is None else _thread_count(threads)
     julia = find()
     memory = Memory()
-    if juliacall.running():
+    if joined:
         if wanted == EMBEDDED:
             raise JuliaUnavailableError("Julia runs in this process already, started by juliacall: use that way")
         chosen, notes = JULIACALL, ["juliacall had started Julia in this process"]
@@ -126,7 +127,6 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
             if reason is not None:  # juliacall itself would download what it lacks
                 raise JuliaUnavailableError(reason)
         _runtime = JuliacallRuntime(julia, count, project, notes, sysimage)
-        # What juliacall had started, or the user's own settings of it, may have another number.
         count = int(_runtime.evaluate("Threads.nthreads()") or count)
     else:
         if sysimage is None:
@@ -134,8 +134,13 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
             notes = [*notes, note] if note else notes
         _runtime = EmbeddedRuntime(julia, count, notes, sysimage)
     _settings.update(threads=count, sysimage=sysimage)
-    if threads is not None and count < threads:
+    if joined:
         _check_same(threads, way, sysimage)
+    elif threads is not None and count < threads:
+        raise JuliaUnavailableError(
+            f"juliacall started Julia with {count} of {threads} threads that were asked for: PYTHON_JULIACALL_THREADS "
+            "says so, or there are no more cores; change it, or ask for as many"
+        )
     return _runtime
 
 
@@ -276,16 +281,17 @@ def _key(way: str, julia: Julia, memory: Memory) -> tuple[str, ...]:
 
 def _thread_count(threads: int | None) -> int:
     if threads is None:
-        setting = os.environ.get("JULIA_NUM_THREADS") or "1"
+        setting = (os.environ.get("JULIA_NUM_THREADS") or "1").strip()
         count, comma, interactive = setting.partition(",")  # Julia 1.9 and later have a pool for interactive tasks
-        if count == "auto":
+        is_pool = not comma or interactive == "auto" or interactive.isdecimal()
+        if count == "auto" and is_pool:
             return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if not count.isdecimal() or not int(count) or (comma and not interactive.isdecimal()):
+        if not count.removeprefix("-").isdecimal() or not is_pool:
             raise JuliaUnavailableError(
                 f"JULIA_NUM_THREADS={setting}: expected a number of threads or auto, with or without those of the "
                 "interactive pool, such as 4,1"
             )
-        return int(count)
+        return max(1, int(count))  # as Julia has it
     if threads < 1:
         raise JuliaUnavailableError(f"Julia needs at least 1 thread, found threads={threads}")
     return threads
@@ -296,7 +302,9 @@ def _check_same(threads: int | None, way: str | None, sysimage: str | None) -> N
     asked = {"threads": threads, "way": way, "sysimage": sysimage}
     there = {**_settings, "way": _runtime.way}
     for name, value in asked.items():
-        if value is not None and value != there[name]:
+        # Julia that juliacall has started may have more threads than are asked for.
+        enough = name == "threads" and _runtime.way == JULIACALL and value is not None and value <= there[name]
+        if value is not None and value != there[name] and not enough:
             raise JuliaUnavailableError(
                 f"Julia runs in this process already, with {name}={there[name]!r}: {name}={value!r} needs a new process"
             )

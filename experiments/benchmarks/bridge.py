@@ -112,7 +112,7 @@ class Start:
     def setup(self) -> None:
         """Let the processes find modules where this one does."""
         require_bridge()
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        os.environ["PYTHONPATH"] = os.pathsep.join(place for place in sys.path if isinstance(place, str))
 
     def timeraw_start_julia(self) -> tuple[str, str]:
         """Find the Julia that was proved before, and start it."""

@@ -31,6 +31,7 @@ import numpy as np
 
 from bridge import memory
 from bridge import spec as model_spec
+from bridge.child import import_path
 from bridge.errors import EngineUnavailableError, WorkerError
 from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.find import find
@@ -187,7 +188,7 @@ def _command(engine: str, kind: str, nodes: Sequence[int]) -> list[str]:
         words = (kind, REPEATS, ONCE_SECONDS, CALL_SECONDS, ELEMENTS, *nodes)
         return [find().executable, "--startup-file=no", script, *map(str, words)]
     code = _START + "from experiments.measures.growth import main; main(start)"
-    start = {"path": sys.path, "engine": engine, "kind": kind, NODES: list(nodes)}
+    start = {"path": import_path(), "engine": engine, "kind": kind, NODES: list(nodes)}
     return [sys.executable, "-c", code, json.dumps(start)]
 
 

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from bridge.adapters.numpy import build_chain
+from bridge.child import import_path
 from bridge.errors import JuliaUnavailableError, TwinGradError
 from bridge.libjulia.find import find
 from bridge.spec import ModelSpec
@@ -283,7 +284,7 @@ def measure(work: Work, dtype: str, threads: int, sizes: Sequence[int] | None = 
     given = {"dtype": dtype, "threads": threads, "sizes": sizes, "samples": SAMPLES, "seconds": SECONDS}
     code = _START + "from experiments.measures.roofline import main; main(start)"
     variables = environment(threads)
-    found = _rates("numpy", [sys.executable, "-c", code, json.dumps(given | {"path": sys.path})], variables)
+    found = _rates("numpy", [sys.executable, "-c", code, json.dumps(given | {"path": import_path()})], variables)
     try:
         julia = find()
     except JuliaUnavailableError:

@@ -6,13 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from bridge.child import Child, ChildDiedError
+from bridge.child import Child, ChildDiedError, import_path
 from bridge.libjulia.environment import ENGINE, kernels_for
 from bridge.libjulia.find import find
 from bridge.temporary import temporary_folder
@@ -133,7 +132,7 @@ class Process:
         if self.system.language != "py":
             return []
         module = f"experiments.microbenchmarks.systems.{self.system.path.stem}"
-        return [json.dumps({"module": module, "path": sys.path})]
+        return [json.dumps({"module": module, "path": import_path()})]
 
     def _environment(self, threads: int) -> dict[str, str]:
         variables = environment(threads)

@@ -2,8 +2,9 @@
 
 The exponents of steps come from the study of several sizes (`sizes.points`), those of the series and of the graphs from
 the measure `growth`. Work that grows in proportion (`LINEAR`) should take time in proportion: an exponent above `MOST`
-is marked there. It is explained where the machine's limit grows as fast; or where the time, without that of collecting
-garbage, grows in proportion among the sizes whose memory fits the machine's largest cache, and among the others.
+is marked there, of all sizes, of those whose memory fits the machine's largest cache, or of the others. It is explained
+where the machine's limit grows as fast; or where the time, without that of collecting garbage, grows in proportion in
+both of these, and from one to the other where one of them has a single size.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ def growth(view: View) -> Table:
         notes=(
             "The exponent is the slope of a line through the logarithms of step and size, by least squares: 1 is "
             "growth in proportion. In brackets that of step / limit: 0 where the step grows as the limit does. "
-            "Start-up is `build` and the first step less a later one. Graphs are one sine of ten numbers after "
-            "another, by one thread.",
-            f"× marks an exponent of an engine of ours above {given(MOST)} where the work grows in proportion: over "
-            "mini-batches, steps in time, words and nodes.",
+            "Start-up is `build` and the first step less a later one, of each the least. Graphs are one sine of ten "
+            "numbers after another, by one thread.",
+            f"× marks an engine of ours with an exponent above {given(MOST)} where the work grows in proportion (over "
+            "mini-batches, steps in time, words and nodes): of all sizes, or of those within one level of memory.",
             *above,
         )
         if rows

@@ -130,6 +130,8 @@ end
 @testset "a function may write to its argument: $name" for (name, f) in (
     ("all of it", x -> (x .= x .^ 2; sum(x .* x))), ("its last element", x -> (x[end] = x[1]; sum(x .^ 3))),
     ("after it is read", x -> (y = sum(x .^ 3); x .= 7; y)), ("numbers that stay", x -> (y = sum(x .* x[end]); x[end] = 3.0; y)),
+    ("an equal number from a later chunk", x -> (y = sum(x .^ 2); x[1] = x[end÷2+1]; y)),
+    ("all by one place", x -> (y = sum(x .^ 3); for i in 1:length(x)-1; x[i] = x[i+1]; end; y)),
     ("elements in another order", x -> (reverse!(x); sum(x .* (1:length(x))))))
     for n in (1, 3, 12, 13, 30), chunk in (nothing, 1, 4, 40), values in (fill(3.0, n), randn(AD.MersenneTwister(n), n))
         expected = forward_gradient(f, copy(values); chunk=n)

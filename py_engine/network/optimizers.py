@@ -331,25 +331,27 @@ class Optimizer(ABC):
             pieces = (gradient[i : i + NORM_PIECE] for i in range(0, gradient.size, NORM_PIECE))
             with np.errstate(over="ignore"):
                 norm = math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
+            unit = 1.0
             if norm == math.inf:  # finite numbers may have squares that are not
-                norm = _norm_of_large(gradient)
+                norm, unit = _norm_of_large(gradient)
             if not math.isfinite(norm):
                 raise NonFiniteError(
                     f"{self._name}, step {self.steps + 1}: the norm of the gradient is {norm}; "
                     "the parameters were left unchanged. Lower the learning rate, or look for NaN in the data"
                 )
             # As torch.nn.utils.clip_grad_norm_ has it, the 1e-6 included.
-            if (scale := self.clip_norm / (norm + 1e-6)) < 1.0:
+            if (scale := min(1.0, self.clip_norm / (norm + 1e-6)) * unit) != 1.0:
                 np.multiply(gradient, scale, out=gradient)
 
 
-def _norm_of_large(gradient: Vector) -> float:
-    """The norm, by numbers that are divided by the largest of them."""
+def _norm_of_large(gradient: Vector) -> tuple[float, float]:
+    """Divide a vector by its largest element; return the norm that it had, and what it was divided by."""
     most = float(max(gradient.max(), -gradient.min()))
     if not math.isfinite(most):
-        return most
-    pieces = (gradient[i : i + NORM_PIECE] / most for i in range(0, gradient.size, NORM_PIECE))
-    return most * math.sqrt(sum(float(piece.dot(piece)) for piece in pieces))
+        return most, 1.0
+    np.divide(gradient, most, out=gradient)
+    pieces = (gradient[i : i + NORM_PIECE] for i in range(0, gradient.size, NORM_PIECE))
+    return most * math.sqrt(sum(float(piece.dot(piece)) for piece in pieces)), most
 
 
 def _size(vector: Vector, without: slice | None) -> int:

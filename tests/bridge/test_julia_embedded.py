@@ -203,14 +203,17 @@ def test_threads(threads: int | None, variable: str, expected: int, run: Run) ->
     )
 
 
-@pytest.mark.parametrize(("setting", "expected"), [("", 1), ("3", 3), ("4,1", 4), ("auto", 2), ("auto,1", 2)])
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("", 1), ("3", 3), (" 3", 3), ("0", 1), ("-2", 1), ("4,1", 4), ("4,auto", 4), ("auto", 2), ("auto,1", 2)],
+)
 def test_the_threads_that_the_users_setting_names(setting: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
     monkeypatch.setenv("JULIA_NUM_THREADS", setting)
     assert start._thread_count(None) == expected
 
 
-@pytest.mark.parametrize("setting", ["0", "two", "-1", "4,", ",1", "1.5"])
+@pytest.mark.parametrize("setting", ["two", "4,", ",1", "1.5", "auto,x", "4,1,1"])
 def test_a_setting_that_names_no_number_of_threads_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JULIA_NUM_THREADS", setting)
     with pytest.raises(JuliaUnavailableError, match=f"JULIA_NUM_THREADS={setting}: expected"):

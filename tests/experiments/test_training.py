@@ -319,7 +319,7 @@ def test_axes_may_be_split_and_merged_but_not_be_in_another_order(
     assert reason is None or reason in said
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("spec", ["net.toml", "line.toml"])
 def test_a_row_that_makes_no_number_is_named_by_predict(
     spec: str, value: float, train: Any, capsys: pytest.CaptureFixture[str]
@@ -331,9 +331,7 @@ def test_a_row_that_makes_no_number_is_named_by_predict(
     np.save("x.npy", x)
     code = cli.invoke(["predict", spec, "w.safetensors", "x.npy", "--json", "predicted.json"])
     said = capsys.readouterr().err
-    assert code in (0, 2)  # a layer may make a number of an infinite one, such as tanh
-    assert code == 0 or "error: x.npy: row 3 makes " in said
-    assert code == 2 or np.isfinite(value)
+    assert code == 2 and "error: x.npy: row 3 makes " in said
 
 
 def test_a_checkpoint_beyond_the_epochs_that_are_asked_for_is_named(train: Any) -> None:

@@ -1081,7 +1081,7 @@ def test_of_an_accumulated_update_that_fails_nothing_is_left(monkeypatch):
 
     trainer, expected = make(clip_norm=1.0), make(clip_norm=1.0)
     with monkeypatch.context() as patch:
-        patch.setattr("py_engine.network.optimizers._norm_of_large", lambda gradient: np.inf)
+        patch.setattr("py_engine.network.optimizers._norm_of_large", lambda gradient: (np.inf, 1.0))
         with pytest.raises(NonFiniteError, match="norm"):
             trainer.train_epoch(bad, good[1])
     trainer.train_epoch(*good)

@@ -561,31 +561,6 @@ end
         @inbounds seeded[i] = D(seeded[i].value, piecewise(k -> ifelse(k == i - first + 1, one(T), zero(T)), P))
     end
 end
-@inline function rest!(seeded::AbstractArray{D}, first::Int, last::Int) where {D}
-    for i in first:last
-        @inbounds seeded[i] = D(seeded[i].value, still(D))
-    end
-end
-
-"""
-Make all inputs constants again after a run that moved some of them; whether the function wrote to its argument, as the
-first run shows. Then they are taken from `x` anew.
-"""
-@inline function settle!(seeded::AbstractArray{D}, x::AbstractArray, first::Int, last::Int, written::Bool) where {D}
-    last == length(x) && return written  # none follows
-    rest!(seeded, first, last)
-    first == 1 && (written = is_written(seeded, x))
-    written && hold!(seeded, x)
-    return written
-end
-
-function is_written(seeded::AbstractArray{D}, x::AbstractArray) where {D}
-    for (i, j) in zip(eachindex(seeded), eachindex(x))
-        @inbounds seeded[i] === constant(D, x[j]) || return true
-    end
-    return false
-end
-
 """
     forward_gradient!(g, f, x, buffers=ForwardBuffers(f, x))
 
@@ -602,14 +577,14 @@ function write_gradient!(g::AbstractArray, f::F, x::AbstractArray, buffers::Forw
     check_buffers(buffers, x)
     hold!(seeded, x)
     isempty(x) && return primal_at(Val(L), number(Val(L), f(seeded)))
-    value, written = zero(T), false
+    value = zero(T)
     for first in 1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
         y = number(Val(L), f(seeded))
         value = primal_at(Val(L), y)
         put_partials!(g, Val(L), y, first, last)
-        written = settle!(seeded, x, first, last, written)
+        last == length(x) || hold!(seeded, x)  # all of it, since the function may write to its argument
     end
     return value
 end
@@ -666,14 +641,14 @@ function forward_gradient_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
     has_tensors(y) && return AD.forward_gradient_by_ops(f, x)
     g = memory_like(x, partial_type(Val(L), number(Val(L), y), T))
     put_partials!(g, Val(L), y, 1, min(N, length(x)))
-    written = settle!(seeded, x, 1, min(N, length(x)), false)
+    N < length(x) && hold!(seeded, x)
     for first in N+1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
         y = number(Val(L), f(seeded))
         g = widened(g, partial_type(Val(L), y, T))
         put_partials!(g, Val(L), y, first, last)
-        written = settle!(seeded, x, first, last, written)
+        last == length(x) || hold!(seeded, x)  # all of it, since the function may write to its argument
     end
     return g
 end
@@ -704,7 +679,6 @@ function write_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::For
     seeded = buffers.seeded
     check_buffers(buffers, x)
     hold!(seeded, x)
-    written = false
     for first in 1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
@@ -712,7 +686,7 @@ function write_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::For
         size(J) == (length(y), length(x)) || throw(ShapeError("forward_jacobian!: expected a matrix of size " *
             "$((length(y), length(x))), got $(size(J))"))
         put_columns!(J, Val(L), y, first, last)
-        written = settle!(seeded, x, first, last, written)
+        last == length(x) || hold!(seeded, x)  # all of it, since the function may write to its argument
     end
     return J
 end
@@ -749,7 +723,7 @@ function forward_jacobian_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
     y = elements(result)
     J = Matrix{partial_type(Val(L), y, T)}(undef, length(y), length(x))
     put_columns!(J, Val(L), y, 1, min(N, length(x)))
-    written = settle!(seeded, x, 1, min(N, length(x)), false)
+    N < length(x) && hold!(seeded, x)
     for first in N+1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
@@ -758,7 +732,7 @@ function forward_jacobian_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
             "call, got $(size(J, 1)) and $(length(y))"))
         J = widened(J, partial_type(Val(L), y, T))
         put_columns!(J, Val(L), y, first, last)
-        written = settle!(seeded, x, first, last, written)
+        last == length(x) || hold!(seeded, x)  # all of it, since the function may write to its argument
     end
     return J
 end

@@ -291,7 +291,9 @@ function backward!(output::Tensor; seed=nothing)
     found = no_grad(() -> gradients(Tensor[output], Tensor[upstream], leaves))
     for (leaf, g) in zip(leaves, found)
         g === nothing && continue
-        leaf.grad = leaf.grad === nothing ? copy(value(g)) : map(+, leaf.grad, value(g))  # of a number an array, too
+        leaf.grad === nothing && (leaf.grad = copy(value(g)); continue)
+        total = leaf.grad .+ value(g)
+        leaf.grad = total isa AbstractArray ? total : fill(total)
     end
     return nothing
 end

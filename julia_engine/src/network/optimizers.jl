@@ -206,16 +206,17 @@ function step!(optimizer::Optimizer, state::State{T}, vector::Vector{T}, gradien
         optimizer.clip_value < Inf && clip!(g, T(optimizer.clip_value), 1, n)
         scale = 1.0
         if optimizer.clip_norm < Inf
-            norm = sqrt(Float64(squares(g, 1, n)))
+            norm, unit = sqrt(Float64(squares(g, 1, n))), 1.0
             if norm == Inf  # finite numbers may have squares that are not
-                most = largest(g, 1, n)
-                norm = most * sqrt(squares(g, 1, n, most))
+                unit = unit_of(largest(g, 1, n))
+                scale!(g, T(1 / unit), 1, n)
+                norm = unit * sqrt(Float64(squares(g, 1, n)))
             end
             isfinite(norm) || throw(NonFiniteError("$(typeof(optimizer)), step $(state.steps + 1): the norm of the " *
                 "gradient is $norm; the parameters were left unchanged. Lower the learning rate, or look for NaN in the data"))
-            scale = clip_scale(optimizer, norm)
+            scale = clip_scale(optimizer, norm) * unit
         end
-        scale < 1 && scale!(g, T(scale), 1, n)
+        scale == 1 || scale!(g, T(scale), 1, n)
         state.steps += 1
         update!(optimizer, pointer(vector), g, pointer(state.first), pointer(state.second), 1, n, state.steps)
     end
@@ -332,14 +333,8 @@ function squares(g::Ptr{T}, first::Int, last::Int) where {T}
     return total
 end
 
-"""The same of numbers that are divided by `most`."""
-function squares(g::Ptr{T}, first::Int, last::Int, most::Float64) where {T}
-    total = 0.0
-    for i in first:last
-        total += abs2(load(g, i) / most)
-    end
-    return total
-end
+"""A power of two, about as large as a number, so that dividing by it rounds nothing."""
+unit_of(x::Float64) = isfinite(x) ? ldexp(1.0, exponent(x)) : x
 
 """The largest absolute value of numbers of which none is NaN."""
 function largest(g::Ptr{T}, first::Int, last::Int) where {T}

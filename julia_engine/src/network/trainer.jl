@@ -896,16 +896,17 @@ function clip!(trainer::Trainer{T}, team::Team, k::Int, from::Int, to::Int) wher
     o, g = trainer.optimizer, elements_of(gradient_vector(trainer))
     o.clip_value < Inf && clip!(g, T(o.clip_value), from, to)
     o.clip_norm < Inf || return true
-    norm = sqrt(over_threads(+, trainer, team, k, Float64(squares(g, from, to))))
+    norm, unit = sqrt(over_threads(+, trainer, team, k, Float64(squares(g, from, to)))), 1.0
     if norm == Inf  # finite numbers may have squares that are not
         meet!(team) || return false  # nobody reads `partial` any more
-        most = over_threads(max, trainer, team, k, largest(g, from, to))
+        unit = unit_of(over_threads(max, trainer, team, k, largest(g, from, to)))
         meet!(team) || return false
-        norm = most * sqrt(over_threads(+, trainer, team, k, squares(g, from, to, most)))
+        scale!(g, T(1 / unit), from, to)
+        norm = unit * sqrt(over_threads(+, trainer, team, k, Float64(squares(g, from, to))))
     end
     isfinite(norm) || return false
-    factor = clip_scale(o, norm)
-    factor < 1 && scale!(g, T(factor), from, to)
+    factor = clip_scale(o, norm) * unit
+    factor == 1 || scale!(g, T(factor), from, to)
     return true
 end
 
