@@ -21,6 +21,24 @@ const VALUES = (0.0, -0.0, 0.3, -0.7, 1.0, -1.0, 2.5, -3.0, 1e7, -1e30, Inf, -In
     @test wrong[] == 0 && f(2.0) == 5 && g(2.0) == 12
 end
 
+@testset "threads that call one compiled function of arrays get their own results or an error" begin
+    f, values = compile(v -> (sum(v .^ 2), v .+ 1)), [fill(Float64(t), 100) for t in 1:4]
+    f(values[1])
+    wrong = Threads.Atomic{Int}(0)
+    Threads.@threads for t in 1:4
+        results = (fill(0.0), zeros(100))
+        for i in 1:20_000
+            try
+                found = iseven(i) ? f(values[t]) : run!(results, f, values[t])
+                found[1][] == 100 * t^2 && all(==(t + 1), found[2]) || Threads.atomic_add!(wrong, 1)
+            catch error
+                error isa ReplayError || Threads.atomic_add!(wrong, 1)
+            end
+        end
+    end
+    @test wrong[] == 0 && f(values[2])[1] == 400
+end
+
 @testset "a compiled function of numbers is one call's where another thread can run" begin
     @test AD.Versions.has_one_thread() == (Threads.nthreads() == 1 && !AD.Versions.waits_apart())
 end

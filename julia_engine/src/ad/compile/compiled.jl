@@ -67,7 +67,7 @@ function anew(compiled::Compiled, @nospecialize(args::Tuple))
     keeps_graph(tape) && return compiled.f(args...)
     last = compiled.last = get!(() -> Replay(tape, structure, results), compiled.replays, key)::Replay
     compiled.code = last.results == LEAF && isempty(tape.watched) && isempty(tape.variables) ? last.code : nothing
-    return together(results, Any[unwrapped(copy(out)) for out in tape(arrays...)])
+    return together(results, run_on!(outputs -> Any[unwrapped(copy(out)) for out in outputs], tape, arrays))
 end
 
 # Calls with arrays and numbers, as a tape wants them -------------------------------------------------------------------
@@ -158,11 +158,11 @@ function replay!(replay::Replay, args::Tuple)
     for i in eachindex(outputs)
         isempty(replay.outputs[i]) || (outputs[i] = similar(outputs[i]))
     end
-    run_into!(outputs, replay, args)
-    return finished(replay, outputs, true)
+    return run_into!(outputs, replay, args, nothing)
 end
 
-function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple)
+"""Replay the tape, and return what `read_results` makes of it before another task may replay it."""
+function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple, given)
     tape = replay.tape
     check_ready(tape)
     claim!(tape.replaying)
@@ -171,14 +171,17 @@ function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple)
             enter!(args, replay, 1)
             foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], outputs[i]), eachindex(outputs))
             run!(tape)
+            return read_results(given, replay, outputs)
         finally  # what the tape was made with stays valid, whatever becomes of these arrays
             foreach(i -> isempty(replay.inputs[i]) || point!(replay.inputs[i], tape.inputs[i]), eachindex(replay.inputs))
             foreach(i -> isempty(replay.outputs[i]) || point!(replay.outputs[i], tape.outputs[i]), eachindex(outputs))
             tape.replaying[] = 0
         end
     end
-    return nothing
 end
+
+read_results(::Nothing, replay::Replay, outputs::Vector{Any}) = finished(replay, outputs, true)
+read_results(given::Tuple, replay::Replay, outputs::Vector{Any}) = copy_rest!(given, replay, 1)
 
 """
     run!(results, compiled, args...)
@@ -195,8 +198,7 @@ function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     all_fit(given, last.tape.outputs) && all_apart(given, args) || refuse(given, last.tape.outputs)
     outputs = copy(last.tape.outputs)
     name_memory!(outputs, given, last, 1)
-    run_into!(outputs, last, args)
-    copy_rest!(given, last, 1)
+    run_into!(outputs, last, args, given)
     return results
 end
 

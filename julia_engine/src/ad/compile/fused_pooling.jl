@@ -57,7 +57,7 @@ end
 function suits_sequences(conv::Equation, pool::Equation, uses::Uses)
     x, a = conv.inputs[1], conv.attrs
     turned = by(uses, x, TRANSPOSE)
-    return ndims(x) == 3 && x.eltype === Float32 && turned !== nothing && turned.attrs.axes == [2, 1, 3] &&
+    return ndims(x) == 3 && x.eltype === Float32 && conv.inputs[2].dims[1] > 0 && turned !== nothing && turned.attrs.axes == [2, 1, 3] &&
            all(==(0), a.padding) && all(==(1), a.dilation) && a.groups == 1 && all(==(0), pool.attrs.padding) && all(==(1), pool.attrs.dilation)
 end
 
@@ -315,7 +315,10 @@ in_rewrite(r::PoolRewrite, it::PooledConvolution) = r.made[output(it.conv)]
 """The fused op, and what it reads: split rows, or sequences."""
 function fused_pool!(r::PoolRewrite, it::PooledConvolution, scope::String)
     x, w = in_rewrite(r, it).inputs
-    source = it.sequence ? r.made[x].inputs[1] : put!(r, scope, SPLIT_COLUMNS, Tensor[x], split_attrs(it.conv))
+    # What was transposed may be another op's result by now, and have no transpose any more.
+    turned = op_of(x, r.made) === TRANSPOSE && r.made[x].attrs.axes == [2, 1, 3]
+    source = !it.sequence ? put!(r, scope, SPLIT_COLUMNS, Tensor[x], split_attrs(it.conv)) :
+        turned ? r.made[x].inputs[1] : put!(r, scope, TRANSPOSE, Tensor[x], attributes(:axes => Int[2, 1, 3]))
     inputs = Tensor[source, w]
     it.bias === nothing || push!(inputs, put!(r, scope, RESHAPE, Tensor[get(r.replaced, it.bias, it.bias)], attributes(:dims => Int[length(it.bias)])))
     dims = Int[output(it.pool).dims; 2]
@@ -345,7 +348,8 @@ function gradient_before_pool(r::PoolRewrite, e::Equation)
     end
     spread.op === MAX_POOL_GRADIENT || return nothing
     it = get(r.found, spread.inputs[2], nothing)
-    it !== nothing && it.relu == (spread !== e) && it.pool.attrs == spread.attrs || return nothing
+    # A pool that comes later has not been fused yet: the gradient then stays as it is.
+    it !== nothing && haskey(r.fused, it.before) && it.relu == (spread !== e) && it.pool.attrs == spread.attrs || return nothing
     return it, spread.inputs[1]
 end
 

@@ -213,7 +213,10 @@ end
 Copy the arrays in, run, and return the output arrays themselves: the next run overwrites them. Throws a `ReplayError`
 for another number of arrays, another size or another element type than planned, and while the tape is running.
 """
-function (tape::Tape)(@nospecialize(arrays...))
+(tape::Tape)(@nospecialize(arrays...)) = run_on!(identity, tape, collect(Any, arrays))
+
+"""Run a tape on arrays, and return what `read` makes of its outputs before another task may run it."""
+function run_on!(read, tape::Tape, arrays::Vector{Any})
     check_ready(tape)
     length(arrays) == length(tape.inputs) ||
         throw(ReplayError("expected $(length(tape.inputs)) arrays, got $(length(arrays))"))
@@ -226,10 +229,10 @@ function (tape::Tape)(@nospecialize(arrays...))
             copyto!(buffer, array)
         end
         run!(tape)
+        return read(tape.outputs)
     finally
         tape.replaying[] = 0
     end
-    return tape.outputs
 end
 
 """
