@@ -357,7 +357,7 @@ end
 
 end
 
-numbers_of(dims...) = randn(MersenneTwister(17), Float32, dims...)
+numbers_of(dims...) = randn(AD.MersenneTwister(17), Float32, dims...)
 
 @testset "a pool is fused only where its convolution reads what it read when the program was traced: $name" for (name, f, args) in (
     ("the gradient of another one", (s, w, w2) -> max_pool(conv(grad(s -> sum(max_pool(conv(permutedims(s, (2, 1, 3)), w), 2) .^ 2))(s), w2), 2),
