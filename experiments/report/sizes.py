@@ -41,6 +41,11 @@ ACROSS = 4
 """Panels side by side."""
 
 
+def with_names(every: pd.DataFrame) -> pd.DataFrame:
+    """A table whose sizes are the names that the paper's file gives them."""
+    return every.assign(size=[f"{size:g}" for size in every["size"]])
+
+
 @remembered
 def points(view: View) -> list[tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]]:
     """Each network, size of mini-batch and number of threads: what it is, its rows, and its steps by round and engine.
@@ -48,8 +53,7 @@ def points(view: View) -> list[tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]
     In the order of the paper's file, the most threads first.
     """
     found = []
-    every = view.table("sizes")
-    every = every.assign(size=[f"{size:g}" for size in every["size"]])
+    every = with_names(view.table("sizes"))
     for threads in sorted(every["threads"].unique(), reverse=True):
         for family in view.paper.families:
             for name in family.sizes:

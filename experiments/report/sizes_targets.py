@@ -13,7 +13,7 @@ from experiments.formats import MISSING, fixed, percent, significant, size
 from experiments.measures.sizes import RATES
 from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
-from experiments.report.sizes import TARGETS, origin, points, table_of_points
+from experiments.report.sizes import TARGETS, origin, points, table_of_points, with_names
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, remembered, with_image
 from experiments.testing import of_median
@@ -247,8 +247,7 @@ def _marked(name: str, most: float) -> Callable[[Row], str]:
 
 def thread_rows(view: View) -> list[Row]:
     """The steps with several threads and with one, which alternated, and the median of their ratios, with interval."""
-    every = view.table("split")
-    every = every.assign(size=[f"{size:g}" for size in every["size"]])
+    every = with_names(view.table("split"))
     rows: list[Row] = []
     for family in view.paper.families:
         for name in family.sizes:
@@ -321,7 +320,7 @@ def sizes_threads(view: View) -> Table:
         rows,
         [
             "A process with several threads and one with a single thread took turns: the median steps, and the median "
-            "of their ratios in the same round, with its interval of 95 %. Its threads: what the step uses of several. "
+            "of their ratios in the same round, with its confidence interval. Its threads: what a step uses of them. "
             "× marks a step that is slower than with one thread by more than "
             f"{percent(SLOWER - 1)}, by the lower end of the interval.",
             *notes,
