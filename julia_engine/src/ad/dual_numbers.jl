@@ -561,6 +561,40 @@ end
         @inbounds seeded[i] = D(seeded[i].value, piecewise(k -> ifelse(k == i - first + 1, one(T), zero(T)), P))
     end
 end
+@inline function rest!(seeded::AbstractArray{D}, first::Int, last::Int) where {D}
+    for i in first:last
+        @inbounds seeded[i] = D(seeded[i].value, still(D))
+    end
+end
+
+"""Runs, at most, after each of which all inputs are made anew, since looking for what a function writes costs as much."""
+const FEW_RUNS = 10
+
+"""
+Make the inputs constants again after a run that moved those from `first` to `last`: these, or all of them if the function
+writes to its argument; return whether it may. Of many runs the first one shows it, where a write changes a value or what
+moves with it: to look after each run, or to make all inputs anew, would take up to two thirds of the time of a short function.
+"""
+@inline function settle!(seeded::AbstractArray{D}, x::AbstractArray, first::Int, last::Int, writes::Bool) where {D}
+    last == length(x) && return writes  # no run follows
+    if first == 1
+        writes = length(x) <= FEW_RUNS * last || is_written(seeded, x, first, last)
+    end
+    writes ? hold!(seeded, x) : rest!(seeded, first, last)
+    return writes
+end
+
+function is_written(seeded::AbstractArray{D}, x::AbstractArray, first::Int, last::Int) where {N,T,L,P,D<:Dual{N,T,L,P}}
+    for (place, (i, j)) in enumerate(zip(eachindex(seeded), eachindex(x)))
+        expected = constant(D, @inbounds x[j])
+        if first <= place <= last
+            expected = D(expected.value, piecewise(k -> ifelse(k == place - first + 1, one(T), zero(T)), P))
+        end
+        @inbounds seeded[i] === expected || return true
+    end
+    return false
+end
+
 """
     forward_gradient!(g, f, x, buffers=ForwardBuffers(f, x))
 
@@ -577,14 +611,14 @@ function write_gradient!(g::AbstractArray, f::F, x::AbstractArray, buffers::Forw
     check_buffers(buffers, x)
     hold!(seeded, x)
     isempty(x) && return primal_at(Val(L), number(Val(L), f(seeded)))
-    value = zero(T)
+    value, writes = zero(T), false
     for first in 1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
         y = number(Val(L), f(seeded))
         value = primal_at(Val(L), y)
         put_partials!(g, Val(L), y, first, last)
-        last == length(x) || hold!(seeded, x)  # all of it, since the function may write to its argument
+        writes = settle!(seeded, x, first, last, writes)
     end
     return value
 end
@@ -641,14 +675,14 @@ function forward_gradient_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
     has_tensors(y) && return AD.forward_gradient_by_ops(f, x)
     g = memory_like(x, partial_type(Val(L), number(Val(L), y), T))
     put_partials!(g, Val(L), y, 1, min(N, length(x)))
-    N < length(x) && hold!(seeded, x)
+    writes = settle!(seeded, x, 1, min(N, length(x)), false)
     for first in N+1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
         y = number(Val(L), f(seeded))
         g = widened(g, partial_type(Val(L), y, T))
         put_partials!(g, Val(L), y, first, last)
-        last == length(x) || hold!(seeded, x)  # all of it, since the function may write to its argument
+        writes = settle!(seeded, x, first, last, writes)
     end
     return g
 end
@@ -679,6 +713,7 @@ function write_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::For
     seeded = buffers.seeded
     check_buffers(buffers, x)
     hold!(seeded, x)
+    writes = false
     for first in 1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
@@ -686,7 +721,7 @@ function write_jacobian!(J::AbstractMatrix, f::F, x::AbstractArray, buffers::For
         size(J) == (length(y), length(x)) || throw(ShapeError("forward_jacobian!: expected a matrix of size " *
             "$((length(y), length(x))), got $(size(J))"))
         put_columns!(J, Val(L), y, first, last)
-        last == length(x) || hold!(seeded, x)  # all of it, since the function may write to its argument
+        writes = settle!(seeded, x, first, last, writes)
     end
     return J
 end
@@ -723,7 +758,7 @@ function forward_jacobian_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
     y = elements(result)
     J = Matrix{partial_type(Val(L), y, T)}(undef, length(y), length(x))
     put_columns!(J, Val(L), y, 1, min(N, length(x)))
-    N < length(x) && hold!(seeded, x)
+    writes = settle!(seeded, x, 1, min(N, length(x)), false)
     for first in N+1:N:length(x)
         last = min(first + N - 1, length(x))
         move!(seeded, first, last)
@@ -732,7 +767,7 @@ function forward_jacobian_of(f::F, x, buffers::ForwardBuffers{N,T,L}) where {F,N
             "call, got $(size(J, 1)) and $(length(y))"))
         J = widened(J, partial_type(Val(L), y, T))
         put_columns!(J, Val(L), y, first, last)
-        last == length(x) || hold!(seeded, x)  # all of it, since the function may write to its argument
+        writes = settle!(seeded, x, first, last, writes)
     end
     return J
 end
