@@ -24,10 +24,8 @@ from experiments.measures.measure import Measure
 from experiments.measures.race import failing
 from experiments.measures.task import Assignment, Parts, Task
 from experiments.run_arrays import RunArrays
-from experiments.slots import rotated
 
 if TYPE_CHECKING:
-    from experiments.papers import Paper, Runs
     from experiments.sweep import Job
 
 MILLISECONDS = 50
@@ -70,26 +68,19 @@ def rounds_of(workers: list[Worker], task: Task, rounds: int) -> Iterator[Row]:
         use = worker.threads_in_step() if worker is workers[0] else use
         worker.pause()
     for number in range(rounds + 1):
-        taken = dict.fromkeys(range(len(workers)), 0.0)
-        for place in (int(name) for name in rotated([str(place) for place in taken], number)):
+        for place in (0, 1) if number % 2 == 0 else (1, 0):
             steps = max(1, min(sizes.STEPS_MOST, round(MILLISECONDS / 1e3 / seconds[place])))
             order = task.work.order(task.seed, number + 1, steps * task.batch_size)
             workers[place].resume()
             _, spent = task.train(workers[place], order)
             workers[place].pause()
-            taken[place] = spent / steps
-        seconds = [*taken.values()]
+            seconds[place] = spent / steps
         if number:
             several, one = (value * 1e6 for value in seconds)
             steps_of = {"microseconds_per_step": several, "one_thread_microseconds": one}
             yield {"round": number, **steps_of, "threads_in_step": use or None}
     for worker in workers:
         worker.resume()
-
-
-def networks(paper: Paper, runs: Runs) -> list[str]:
-    """The names of the networks that a profile measures, as in `sizes`."""
-    return sizes.networks(paper, runs)
 
 
 def _settings(job: Job) -> Row:
@@ -128,7 +119,7 @@ MEASURE = Measure(
         ]
     },
     plan="together",
-    networks=networks,
+    networks=sizes.networks,
     options={"split_engines?": "engines", "split_rounds?": "rounds", "split_threads?": "threads list"},
     check=_unusable,
     engines="split_engines",

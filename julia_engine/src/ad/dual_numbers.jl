@@ -653,7 +653,9 @@ number(::Val, y) = throw(ShapeError("forward_gradient: the function must return 
     forward_gradient(f, x; chunk=nothing)
 
 The gradient of `f`, a plain Julia function of an array that returns a number, at the array `x`: of `x`'s size. `f` is run
-once for every `chunk` inputs; see [`ForwardBuffers`](@ref) for the default, and for calls that allocate nothing.
+once for every `chunk` inputs; see [`ForwardBuffers`](@ref) for the default, and for calls that allocate nothing. `f` gets a
+copy of `x` and may write to it; of more than $FEW_RUNS runs it must do so in the first one in a way that changes a value
+there, or what moves with it, as it does unless it copies equal numbers among later inputs.
 """
 forward_gradient(f, x::AbstractArray{<:Real}; chunk::Union{Nothing,Integer}=nothing) =
     forward_gradient_at(level(f, x), f, x, chunk)
