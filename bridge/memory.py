@@ -1,4 +1,4 @@
-"""Resident memory of processes, as the kernel keeps it (Linux), and the time that collecting garbage takes."""
+"""Resident memory of processes, as the kernel keeps it (Linux), and the time that garbage and the system take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bridge.errors import EngineUnavailableError
 
-__all__ = ["collecting_seconds", "give_back", "held", "held_alone", "peak_rss", "reset_peak"]
+__all__ = ["collecting_seconds", "give_back", "held", "held_alone", "peak_rss", "reset_peak", "system_seconds"]
 
 
 def reset_peak() -> None:
@@ -65,6 +65,16 @@ def collecting_seconds() -> float:
     if _collections not in gc.callbacks:
         gc.callbacks.append(_collections)
     return _collections.seconds
+
+
+def system_seconds() -> float | None:
+    """Seconds that the system has worked for this thread, such as on memory that is used first; None where not said."""
+    try:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_stime
+    except (ImportError, AttributeError):
+        return None
 
 
 def held(pid: int) -> int:

@@ -304,6 +304,10 @@ class Worker:
         """See `Costed.collecting_seconds`; None for a session that can't say it."""
         return cast("float | None", self._call("collecting_seconds"))
 
+    def system_seconds(self) -> float | None:
+        """`memory.system_seconds` of all that was timed so far, `build` and steps, in the thread that ran it."""
+        return cast("float | None", self._call("system_seconds"))
+
     def libraries(self) -> list[dict[str, Any]]:
         """The BLAS and OpenMP libraries that the process has loaded, as threadpoolctl describes them."""
         return cast("list[dict[str, Any]]", self._call("libraries"))

@@ -66,6 +66,7 @@ class _Server:
         self._functions: list[Any] = []
         self._tracker: Any = None
         self._written = 0
+        self._system_seconds = 0.0  # of all that was timed
 
     def load(self) -> Answer:
         before = time.perf_counter()
@@ -87,7 +88,7 @@ class _Server:
         model = spec.loads(spec_text, "the spec")
         weights = load_file(params)
         settings = Optimizer(**optimizer)
-        self._session, seconds = _timed(
+        self._session, seconds = self._timed(
             lambda: self._engine.build(model, weights, settings, batch_size, dtype, self._threads, techniques)
         )
         return {"result": None, "seconds": seconds}
@@ -98,32 +99,32 @@ class _Server:
 
     def do_train_epoch(self, x: Where, y: Where, order: str) -> Answer:
         session, features, targets, rows = self._built, self._data(x), self._data(y), _read_array(order)
-        losses, seconds = _timed(lambda: session.train_epoch(features, targets, rows))
+        losses, seconds = self._timed(lambda: session.train_epoch(features, targets, rows))
         return {"result": self._write_array(losses), "seconds": seconds}
 
     def do_train_steps(self, x: Where, y: Where, order: str, rates: str) -> Answer:
         session, features, targets = self._resumable, self._data(x), self._data(y)
         rows, each = _read_array(order), _read_array(rates)
-        losses, seconds = _timed(lambda: session.train_steps(features, targets, rows, each))
+        losses, seconds = self._timed(lambda: session.train_steps(features, targets, rows, each))
         return {"result": self._write_array(losses), "seconds": seconds}
 
     def do_evaluate(self, x: Where, y: Where) -> Answer:
         session, features, targets = self._built, self._data(x), self._data(y)
-        found, seconds = _timed(lambda: session.evaluate(features, targets))
+        found, seconds = self._timed(lambda: session.evaluate(features, targets))
         return {"result": {"loss": found.loss, "accuracy": found.accuracy}, "seconds": seconds}
 
     def do_predict(self, x: Where) -> Answer:
         session, features = self._built, self._data(x)
-        output, seconds = _timed(lambda: session.predict(features))
+        output, seconds = self._timed(lambda: session.predict(features))
         return {"result": self._write_array(output), "seconds": seconds}
 
     def do_loss_and_gradients(self, x: Where, y: Where) -> Answer:
         session, features, targets = self._built, self._data(x), self._data(y)
-        (loss, gradients), seconds = _timed(lambda: session.loss_and_gradients(features, targets))
+        (loss, gradients), seconds = self._timed(lambda: session.loss_and_gradients(features, targets))
         return {"result": {"loss": loss, "gradients": self._write_arrays(gradients)}, "seconds": seconds}
 
     def do_params(self) -> Answer:
-        params, seconds = _timed(self._built.params)
+        params, seconds = self._timed(self._built.params)
         return {"result": self._write_arrays(params), "seconds": seconds}
 
     def do_state(self) -> Answer:
@@ -166,12 +167,12 @@ class _Server:
 
     def do_function_value(self, function: int, args: list[str]) -> Answer:
         arrays = [_read_array(path) for path in args]
-        value, seconds = _timed(lambda: self._functions[function].value(arrays))
+        value, seconds = self._timed(lambda: self._functions[function].value(arrays))
         return {"result": self._write_array(value), "seconds": seconds}
 
     def do_function_pullback(self, function: int, seed: str, args: list[str]) -> Answer:
         upstream, arrays = _read_array(seed), [_read_array(path) for path in args]
-        found, seconds = _timed(lambda: self._functions[function].pullback(upstream, arrays))
+        found, seconds = self._timed(lambda: self._functions[function].pullback(upstream, arrays))
         return {"result": [None if g is None else self._write_array(g) for g in found], "seconds": seconds}
 
     # Data. Read whole rather than mapped: a mapped file's pages are small and come in while the first epoch is timed.
@@ -197,6 +198,13 @@ class _Server:
         with writing_temporary(path):
             np.save(path, array, allow_pickle=False)
         return str(path)
+
+    def _timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        system, before = memory.system_seconds() or 0.0, time.perf_counter()
+        result = work()
+        seconds = time.perf_counter() - before
+        self._system_seconds += (memory.system_seconds() or 0.0) - system
+        return result, seconds
 
     def _write_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> str:
         path = self._new_file("safetensors")
@@ -260,16 +268,13 @@ class _Server:
         session = self._built
         return {"result": session.collecting_seconds() if isinstance(session, Costed) else None}
 
+    def do_system_seconds(self) -> Answer:
+        return {"result": None if memory.system_seconds() is None else self._system_seconds}
+
     def do_libraries(self) -> Answer:
         from threadpoolctl import threadpool_info
 
         return {"result": threadpool_info()}
-
-
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    before = time.perf_counter()
-    result = work()
-    return result, time.perf_counter() - before
 
 
 def _map_array(file: str, offset: int, dtype: str, shape: list[int], at: int) -> NDArray[Any]:

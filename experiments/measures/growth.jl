@@ -1,8 +1,8 @@
 # How the time of a gradient grows with the nodes of its graph, in the Julia engine: for experiments/measures/growth.py,
 # which runs this file. Its arguments are the kind of calls, how often to call, the seconds after which a call is not repeated,
 # those after which no larger graph follows, how many numbers there are, and the nodes. It prints lines of what was timed, the
-# nodes, the seconds, those of them that collecting garbage took, and how many bytes more than before were resident at most,
-# where the system says it.
+# nodes, the seconds, those of them that collecting garbage took, those that the system worked for the thread, and how many
+# bytes more than before were resident at most, where the system says it.
 
 using TwinGrad
 using TwinGrad.AD
@@ -23,14 +23,23 @@ gradient(count) = grad(x -> chain(x, count))
 
 collecting() = Base.gc_num().total_time / 1e9
 
-# The least seconds of a few calls, and those of them that collecting garbage took.
+# Seconds that the system has worked for this thread, as bridge/memory.py has them; 0 where it does not say.
+function system()
+    Sys.islinux() || return 0.0
+    usage = zeros(Clong, 32)  # two times of seconds and microseconds, the latter the system's, and counts
+    thread = 1
+    ccall(:getrusage, Cint, (Cint, Ptr{Clong}), thread, usage) == 0 || return 0.0
+    return usage[3] + usage[4] / 1e6
+end
+
+# The least seconds of a few calls, and those of them that collecting garbage and the system took.
 function least(call)
-    best = (Inf, 0.0)
+    best = (Inf, 0.0, 0.0)
     for _ in 1:REPEATS
-        before, start = collecting(), time_ns()
+        before, start = (collecting(), system()), time_ns()
         call()
         taken = (time_ns() - start) / 1e9
-        best = min(best, (taken, collecting() - before))
+        best = min(best, (taken, collecting() - before[1], system() - before[2]))
         taken > ONCE_SECONDS && break
     end
     return best
@@ -71,8 +80,8 @@ for count in parse.(Int, ARGS[6:end])
     reset_peak()
     found = TIMED(count)
     held = BEFORE === nothing ? "" : max(peak() - BEFORE, 0)
-    for (what, (seconds, collected)) in found
-        println(join((what, count, seconds, collected, held), '\t'))
+    for (what, seconds) in found
+        println(join((what, count, seconds..., held), '\t'))
     end
     maximum(first ∘ last, found) > CALL_SECONDS && break
 end

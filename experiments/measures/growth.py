@@ -7,7 +7,8 @@ All sizes are timed `ROUNDS` times, one after the other, and of each time the le
 may be far apart for some seconds, where a step that they share took up to four times as long.
 
 What may explain a time that grows faster than its work is recorded beside it: the seconds of it that collecting garbage
-took, the bytes of memory that the work needs, and those of the machine's largest cache; of a step what its threads do.
+took, and those that the system worked for the thread, such as on memory that is used first; the bytes of memory that
+the work needs, and those of the machine's largest cache; of a step what its threads do.
 
 The graph is one sine of ten numbers after another. Timed are the eager gradient, and of our engines also the first call
 of the compiled gradient, which traces and plans it, and a later call, which replays it: in numpy and PyTorch by this
@@ -59,14 +60,16 @@ ONCE_SECONDS, CALL_SECONDS = 5.0, 30.0
 ELEMENTS = 10
 FIRST = "first"
 """What is timed of a network beside its step: `build` and the first step."""
-EXPLAINING = ("collecting_seconds", "held_bytes", "cache_bytes", "threads_in_step")
+EXPLAINING = ("collecting_seconds", "held_bytes", "cache_bytes", "threads_in_step", "system_seconds")
 """Fields of a row that older records lack."""
 
 _START = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
 
 Row = dict[str, Any]
-Seconds = tuple[float, float]
-"""What a call took, and what of it collecting garbage took."""
+Seconds = tuple[float, float, float]
+"""What a call took, what of it collecting garbage took, and what the system worked for its thread."""
+SHARES = ("collecting_seconds", "system_seconds")
+"""The fields of the latter two."""
 Timed = Callable[[int], dict[str, Seconds]]
 """Times a graph with a number of nodes: what was timed, and its seconds."""
 
@@ -117,10 +120,12 @@ def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, 
     The machine is measured if not in `rates`.
     """
     task.preload(worker)
+    system = worker.system_seconds()
     first = task.build(worker)
-    before = worker.collecting_seconds()  # not earlier: `build` ends the session before it, and collects what that held
+    collecting = worker.collecting_seconds()  # not earlier: `build` ends the last session, and collects what that held
     first += first_step(worker, task)
-    after = worker.collecting_seconds()
+    after = {"collecting_seconds": worker.collecting_seconds(), "system_seconds": worker.system_seconds()}
+    before = {"collecting_seconds": collecting, "system_seconds": system}
     seconds = warm(worker, task)
     steps = max(1, round(CHUNK_SECONDS / seconds))
     step = min(chunk(worker, task, steps) for _ in range(REPEATS))
@@ -131,8 +136,9 @@ def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, 
     known: Row = {} if held is None else {"held_bytes": held, "cache_bytes": machine.machine().cache_bytes}
     limit = {"limit_seconds": roofline.Limit(work, rates[needed]).seconds}
     yield {"what": "step", "seconds": step, **limit, "threads_in_step": worker.threads_in_step() or None, **known}
-    if before is not None and after is not None:
-        known["collecting_seconds"] = after - before
+    for share in SHARES:
+        if (start := before[share]) is not None and (end := after[share]) is not None:
+            known[share] = end - start
     yield {"what": FIRST, "seconds": first, **known}
 
 
@@ -143,10 +149,11 @@ def with_start_up(fastest: Mapping[tuple[int, str], Row]) -> Iterator[Row]:
             yield row
             continue
         seconds = max(row["seconds"] - fastest[value, "step"]["seconds"], 0.0)
-        collecting = (
-            {"collecting_seconds": min(row["collecting_seconds"], seconds)} if "collecting_seconds" in row else {}
+        yield (
+            row
+            | {"what": "start-up", "seconds": seconds}
+            | {share: min(row[share], seconds) for share in SHARES if share in row}
         )
-        yield row | {"what": "start-up", "seconds": seconds, **collecting}
 
 
 def first_step(worker: Worker, task: Task) -> float:
@@ -171,14 +178,10 @@ def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[Row]:
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1][-500:]
             raise WorkerError(f"engine {engine}: its graphs can't be timed; its process last said: {said}")
         for line in done.stdout.splitlines():
-            what, count, seconds, collecting, held = line.split("\t")
-            row = {
-                "what": what,
-                "value": int(count),
-                "seconds": float(seconds),
-                "collecting_seconds": float(collecting),
-            }
-            yield row | ({"held_bytes": int(held)} if held else {})
+            what, count, seconds, collecting, system, held = line.split("\t")
+            row = {"what": what, "value": int(count), "seconds": float(seconds)}
+            shares = dict(zip(SHARES, (float(collecting), float(system)), strict=True))
+            yield row | shares | ({"held_bytes": int(held)} if held else {})
 
 
 def _command(engine: str, kind: str, nodes: Sequence[int]) -> list[str]:
@@ -201,8 +204,8 @@ def main(start: Mapping[str, Any]) -> None:
         _peak()
         found = timed(count)
         held = "" if before is None else max(memory.peak_rss() - before, 0)
-        for what, (seconds, collecting) in found.items():
-            print(what, count, seconds, collecting, held, sep="\t", flush=True)
+        for what, seconds in found.items():
+            print(what, count, *seconds, held, sep="\t", flush=True)
         if max(found.values())[0] > CALL_SECONDS:
             break
 
@@ -271,12 +274,14 @@ KINDS = {"numpy": ("eager", "compiled"), "julia": ("eager", "compiled"), "torch"
 
 def _least(call: Callable[[Any], Any], x: Any) -> Seconds:
     """The least seconds of a few calls."""
-    best = (float("inf"), 0.0)
+    best = (float("inf"), 0.0, 0.0)
     for _ in range(REPEATS):
-        before, start = memory.collecting_seconds(), time.perf_counter()
+        collecting, system = memory.collecting_seconds(), memory.system_seconds() or 0.0
+        start = time.perf_counter()
         call(x)
         taken = time.perf_counter() - start
-        best = min(best, (taken, memory.collecting_seconds() - before))
+        shares = memory.collecting_seconds() - collecting, (memory.system_seconds() or 0.0) - system
+        best = min(best, (taken, *shares))
         if taken > ONCE_SECONDS:
             break
     return best
@@ -315,7 +320,7 @@ MEASURE = Measure(
         "growth": [
             {
                 **{"series": "text", "value": "count", "what": "text", "seconds": "number"},
-                **dict.fromkeys(("limit_seconds?", "collecting_seconds?"), "number"),
+                **dict.fromkeys(("limit_seconds?", "collecting_seconds?", "system_seconds?"), "number"),
                 **dict.fromkeys(("held_bytes?", "cache_bytes?"), "count"),
                 "threads_in_step?": "text?",
             },

@@ -3,8 +3,8 @@
 The exponents of steps come from the study of several sizes (`sizes.points`), those of the series and of the graphs from
 the measure `growth`. Work that grows in proportion (`LINEAR`) should take time in proportion: an exponent above `MOST`
 is marked there, of all sizes, of those whose memory fits the machine's largest cache, or of the others. It is explained
-where the machine's limit grows as fast; or where the time, without that of collecting garbage, grows in proportion in
-both of these, and from one to the other where one of them has a single size.
+where the machine's limit grows as fast; or where the time, without that of collecting garbage or of the system,
+whichever is more, grows in proportion in both of these, and from one to the other where one of them has a single size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.formats import MISSING, duration, fixed, given, percent, significant
-from experiments.measures.growth import EXPLAINING, NODES, ONCE_SECONDS
+from experiments.measures.growth import EXPLAINING, NODES, ONCE_SECONDS, SHARES
 from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.sizes import TARGETS, origin, points
@@ -28,9 +28,10 @@ LINEAR = ("batch", "steps in time", "words", NODES)
 """What the work of a step, or of planning it, grows in proportion to; a width is none, whose square counts."""
 MOST = 1.05
 """The exponent up to which a time is in proportion."""
-FITTED = ("exponent", "beyond", "collecting", "inside", "outside")
-"""Of each engine: the exponent of its time; that of time / limit; the share of collecting garbage at the largest size;
-and the exponents without it of the sizes whose memory fits the machine's largest cache, and of the others.
+FITTED = ("exponent", "beyond", "collecting", "system", "inside", "outside")
+"""Of each engine: the exponent of its time; that of time / limit; the shares of collecting garbage and of the system at
+the largest size; and the exponents without the larger of these times, of the sizes whose memory fits the machine's
+largest cache, and of the others.
 """
 
 EAGER, FIRST_CALL = "eager gradient", "first call, compiled"
@@ -153,14 +154,16 @@ def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
         for (low, time), (high, later) in pairwise(timed)
         if (slope := exponent([low, high], [time, later])) is not None
     ]
-    collecting = times["collecting_seconds"].astype(float).fillna(0.0)
-    rest = times["seconds"] - collecting
+    collecting, system = (times[name].astype(float).fillna(0.0) for name in SHARES)
+    rest = times["seconds"] - np.maximum(collecting, system)  # these overlap
+    longest = times["seconds"].iloc[-1]
     known = bool((times["cache_bytes"].astype(float) > 0).all() and times["held_bytes"].notna().all())
     inside = times["held_bytes"].astype(float) <= times["cache_bytes"].astype(float) if known else rest.notna()
     found = {
         "exponent": exponent(times["value"], times["seconds"]),
         "beyond": exponent(times["value"], times["seconds"] / times["limit_seconds"].astype(float)),
-        "collecting": float(collecting.iloc[-1] / times["seconds"].iloc[-1]) if times["seconds"].iloc[-1] else 0.0,
+        "collecting": float(collecting.iloc[-1] / longest) if longest else 0.0,
+        "system": float(system.iloc[-1] / longest) if longest else 0.0,
         "inside": exponent(times["value"][inside], rest[inside]),
         "outside": exponent(times["value"][~inside], rest[~inside]),
         "rest": exponent(times["value"], rest),
@@ -192,8 +195,8 @@ def _why(row: Row, engine: str) -> str:
     beyond = row.get(f"{engine}_beyond")
     if beyond is not None and beyond <= MOST - 1:
         return said + "the limit grows as fast."
-    collecting, split = row[f"{engine}_collecting"], row[f"{engine}_split"]
-    if not split and not collecting:
+    collecting, system, split = (row[f"{engine}_{name}"] for name in ("collecting", "system", "split"))
+    if not split and not collecting and not system:
         return said + "not explained."
     places = (" among the sizes whose memory fits the largest cache", " among the others") if split else ("", "")
     rest = [
@@ -202,7 +205,9 @@ def _why(row: Row, engine: str) -> str:
         if (found := row[f"{engine}_{name}"]) is not None
     ]
     of_rest = " and ".join(f"{fixed(found)}{place}" for place, found in rest) or "what can't be fitted"
-    without = f"without collecting garbage ({percent(collecting)} of the longest): " if collecting else ""
+    shares = [(collecting, "collecting garbage"), (system, "the system's work, such as on fresh memory")]
+    left_out = " or ".join(f"{what} ({percent(share)} of the longest)" for share, what in shares if share)
+    without = f"without {left_out}: " if left_out else ""
     # Where a level has one size alone, the exponent from the other level to it must be in proportion, too.
     over_all = row[f"{engine}_rest"]
     explained = bool(rest) and all(found <= MOST for _, found in rest)

@@ -201,7 +201,7 @@ class Replay:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
         self.uses_team = len(shards) > 1 or any(use.share_products for use in threads)
-        self.threads = Trials(threads, with_blas=len({use.blas for use in threads}) > 1)
+        self.threads = Trials(threads, [use.blas for use in threads])
         self._alone, self._sharing = shards[0], shards[0]
         self._meeting = meeting
         self._team: Team | None = None

@@ -22,8 +22,9 @@ BUSY_SECONDS, TURN_SECONDS = 0.1, 0.15
 """After a product threads of BLAS wait busily for 0.1 s, beside those that run what is tried next: seconds of a turn
 that do not count for that reason, and of the whole turn."""
 
-GAIN = 1.03
-"""How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well."""
+GAIN, GAIN_IN_BLAS = 1.03, 1.1
+"""How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well. Threads
+of BLAS must gain more: what they gain depends on which processors they happen to run on."""
 
 AGAIN_SECONDS, AGAIN_TIMES = 20.0, 50
 """The ways are compared again, since other work that had the processors may have ended, or begun: after these seconds
@@ -37,13 +38,14 @@ class Trials(Generic[Way]):
 
     Args:
         ways: what `run` calls its argument with.
-        with_blas: whether they differ in the threads of BLAS. Then a turn of a way takes `TURN_SECONDS`, the first
-            `BUSY_SECONDS` of which do not count; else it is one run.
+        blas: how many threads of BLAS each uses; by default all the same. If these differ, a turn of a way takes
+            `TURN_SECONDS`, the first `BUSY_SECONDS` of which do not count; else it is one run.
     """
 
-    def __init__(self, ways: Sequence[Way], with_blas: bool = False) -> None:
+    def __init__(self, ways: Sequence[Way], blas: Sequence[int] = ()) -> None:
         self.ways = list(ways)
-        self._busy, self._turn = (BUSY_SECONDS, TURN_SECONDS) if with_blas else (0.0, 0.0)
+        self._gains = [GAIN_IN_BLAS if count > min(blas) else GAIN for count in blas] or [GAIN] * len(self.ways)
+        self._busy, self._turn = (BUSY_SECONDS, TURN_SECONDS) if len(set(blas)) > 1 else (0.0, 0.0)
         self.compared = len(self.ways) == 1
         """Whether only those ways are left that give the same numbers, where that matters."""
         self.long_steps = 0
@@ -111,7 +113,10 @@ class Trials(Generic[Way]):
         rounds, rest = divmod(self._turns, len(self.ways))
         if not rest and rounds >= TURNS and end - self._begun >= LEAST_SECONDS:
             usual = [float(np.median(seconds)) for seconds in self._seconds]
-            self._chosen = max(k for k, seconds in enumerate(usual) if seconds <= GAIN * min(usual))
+            self._chosen = len(usual) - 1
+            for k in reversed(range(len(usual))):
+                if self._gains[k] * usual[k] < usual[self._chosen]:
+                    self._chosen = k
             self._left = max(AGAIN_SECONDS, AGAIN_TIMES * self._took)
             self._seconds, self._turns = [], 0
 

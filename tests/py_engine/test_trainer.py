@@ -401,6 +401,29 @@ def test_ways_are_tried_in_turn_until_their_times_are_known(monkeypatch, seconds
     assert trials.run(str) == left
 
 
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ((1.0, 1.08, 1.09), "one"),
+        ((1.0, 1.12, 1.15), "all"),
+        ((1.0, 1.05, 1.2), "shared"),
+        ((1.2, 1.0, 1.05), "shared"),
+        ((1.2, 1.0, 1.02), "one"),
+    ],
+)
+def test_threads_of_blas_must_gain_more_than_those_of_a_team(monkeypatch, seconds, chosen):
+    clock, taken = [0.0], dict(zip(("all", "shared", "one"), seconds, strict=True))
+
+    def do(way):
+        clock[0] += taken[way]
+
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: clock[0])
+    trials = threads_module.Trials(list(taken), blas=[2, 1, 1])
+    while not trials.decided:
+        trials.run(do)
+    assert trials.way == chosen
+
+
 def test_where_threads_of_blas_differ_a_turn_has_several_runs_the_first_of_which_do_not_count(monkeypatch):
     clock, tried, busy = [0.0], [], [0.0]
 
@@ -410,7 +433,7 @@ def test_where_threads_of_blas_differ_a_turn_has_several_runs_the_first_of_which
         tried.append(way)
 
     monkeypatch.setattr(threads_module, "perf_counter", lambda: clock[0])
-    trials = threads_module.Trials(["all", "one"], with_blas=True)
+    trials = threads_module.Trials(["all", "one"], blas=[2, 1])
     while not trials.decided:
         trials.run(do)
     assert trials.way == "one"
