@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from experiments.results import plain
 
 SCHEMA = 1
 STDOUT = "-"
+PATIENCE = 1.0
+"""Seconds of waiting after which it is said what for."""
 
 
 class OutputError(TwinGradError):
@@ -47,6 +51,22 @@ class Output:
     def say(self, text: str = "") -> None:
         """Print a line for people."""
         self.console.print(printable(text), markup=False)
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Print a line as soon as the block has taken over `PATIENCE` seconds."""
+
+        def say() -> None:
+            with suppress(OSError):  # such as of a pipe that was closed: the main thread will find it, too
+                self.say(text)
+
+        timer = threading.Timer(PATIENCE, say)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add rows for programs."""

@@ -48,13 +48,17 @@ def predict(request: Prediction, output: Output) -> None:
     registry.get(request.engine).prepare()
     with Worker(request.engine, request.threads) as worker:
         worker.build(spec, params, Optimizer("sgd", 0.0), max(1, min(1000, len(given.x))), spec.dtype)
-        outputs = worker.predict(given.x)
+        with output.waiting(f"predicting {len(given.x):,} rows"):
+            outputs = worker.predict(given.x)
         wrong = ~np.isfinite(outputs.reshape(len(outputs), -1))
         if wrong.any():
             row = int(np.argmax(wrong.any(axis=1)))
             value = outputs[row].reshape(-1)[int(np.argmax(wrong[row]))]
             raise InputError(f"{request.input}: row {row} makes {value}: look for NaN or very large numbers in it")
-        known = None if given.y is None else worker.evaluate(given.x, given.y)
+        known = None
+        if given.y is not None:
+            with output.waiting(f"evaluating {len(given.x):,} rows"):
+                known = worker.evaluate(given.x, given.y)
     found = readable(spec, outputs)
     output.add({"row": index, **row} for index, row in enumerate(found))
     headers = ["ROW", *(key.upper() for key in (found[0] if found else {}))]

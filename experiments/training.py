@@ -197,7 +197,8 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
                 row = {"epoch": epoch} | _train_epoch(worker, rows, order, epoch, request, output)
                 for name, some in (("validation", validation), ("test", test)) if writes else ():
                     if some is not None and some.y is not None:
-                        found_now = worker.evaluate(some.x, some.y)
+                        with output.waiting(f"epoch {epoch}: evaluating the {len(some.x):,} {name} rows"):
+                            found_now = worker.evaluate(some.x, some.y)
                         row |= {f"{name}_loss": found_now.loss, f"{name}_{score.key}": score.value(found_now)}
             finally:  # of a file that became shorter the worker dies
                 for part in (rows, test):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
 
+from experiments import output
 from experiments.progress import Stages, download, table
 
 
@@ -40,3 +42,18 @@ def test_stages_are_timed_even_when_they_fail() -> None:
         raise ZeroDivisionError
     ((name, seconds),) = stages.seconds
     assert name == "divide" and stages.total() == seconds >= 0
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_what_is_waited_for_is_said_once_it_takes_over_a_second(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], long: bool
+) -> None:
+    monkeypatch.setattr(output, "PATIENCE", 0.01 if long else 60.0)
+    here = output.Output("predict")
+    said = threading.Event()
+    say = here.say
+    monkeypatch.setattr(here, "say", lambda text: (say(text), said.set()))
+    with here.waiting("predicting 10 rows"):
+        assert said.wait(30 if long else 0) is long
+    assert capsys.readouterr().out == ("predicting 10 rows\n" if long else "")
+    assert said.is_set() is long
