@@ -16,11 +16,12 @@ const OF_RECORDS = [nameof(f) for op in values(AD.TABLE) for f in op.functions
 @testset "the derivative of every elementary function" begin
     @test length(OF_RECORDS) >= 17 && isempty(intersect(OF_RECORDS, first.(UNARY)))
     for name in [first.(UNARY)...; OF_RECORDS]
-        f = getfield(Base, name)
+        f = Hidden(getfield(Base, name))
         for x in get(PLACES, name, (-1.3, 0.4, 2.1))
             @test (name, x, derivative(f, x)) == (name, x, derivative(f, x)) && isapprox(derivative(f, x), central(f, x);
                 rtol=1e-7, atol=1e-8)
-            @test isapprox(derivative(t -> derivative(f, t), x), central(t -> derivative(f, t), x); rtol=1e-6, atol=1e-7)
+            slope = Hidden(t -> derivative(f, t))
+            @test isapprox(derivative(slope, x), central(slope, x); rtol=1e-6, atol=1e-7)
             @test derivative(f, Float32(x)) isa Float32
             seeded = DualNumbers.dual(x, k -> Float64(k), Val(7), Val(1))
             @test primal(f(seeded)) == f(x) && collect(partials(f(seeded))) ≈ derivative(f, x) .* (1:7)
@@ -36,14 +37,15 @@ end
     for name in first.(BINARY)
         f = name === :logaddexp ? logaddexp : getfield(Base, name)
         for (a, b) in ((1.7, 0.6), (0.8, 2.3), (2.9, 2.2))
-            by_a, by_b = central(t -> f(t, b), a), central(t -> f(a, t), b)
-            @test isapprox(derivative(t -> f(t, b), a), by_a; rtol=1e-7, atol=1e-8)
-            @test isapprox(derivative(t -> f(a, t), b), by_b; rtol=1e-7, atol=1e-8)
+            of_a, of_b = Hidden(t -> f(t, b)), Hidden(t -> f(a, t))
+            by_a, by_b = central(of_a, a), central(of_b, b)
+            @test isapprox(derivative(of_a, a), by_a; rtol=1e-7, atol=1e-8)
+            @test isapprox(derivative(of_b, b), by_b; rtol=1e-7, atol=1e-8)
             for chunk in (1, 2)
-                @test isapprox(forward_gradient(v -> f(v[1], v[2]), [a, b]; chunk=chunk), [by_a, by_b]; rtol=1e-7, atol=1e-8)
+                @test isapprox(forward_gradient(Hidden(v -> f(v[1], v[2])), [a, b]; chunk=chunk), [by_a, by_b]; rtol=1e-7, atol=1e-8)
             end
-            @test isapprox(forward_gradient(v -> f(4, v[2]) + f(v[1], 2) + f(v[1], pi), [a, b])[2],
-                central(t -> f(4, t), b); rtol=1e-7, atol=1e-8)
+            @test isapprox(forward_gradient(Hidden(v -> f(4, v[2]) + f(v[1], 2) + f(v[1], pi)), [a, b])[2],
+                central(Hidden(t -> f(4, t)), b); rtol=1e-7, atol=1e-8)
         end
     end
     for p in (-2, 0, 1, 2, 3, 7, 0.5, -1.5, 2 // 3)
@@ -104,11 +106,15 @@ end
 
 @testset "gradients do not depend on the chunk" begin
     random = AD.MersenneTwister(7)
-    for n in (1, 2, 5, 13, 40), f in (rosenbrock, ackley), T in (Float64, Float32)
-        n == 1 && f === rosenbrock && continue
+    # Everything is compiled for each number of directions at once: a campaign takes more of them, in both types.
+    most = draws(1) > 1
+    chunks = most ? (nothing, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 64) : (nothing, 1, 2, 5, 8, 17, 64)
+    for n in (1, 2, 5, 13, 40), (name, f) in (("rosenbrock", Hidden(rosenbrock)), ("ackley", Hidden(ackley))), T in (Float64, Float32)
+        n == 1 && name == "rosenbrock" && continue
+        most || T === Float64 || n == 13 || continue
         x = rand(random, T, n) .+ T(0.5)
         expected = Float64[central(t -> f([Float64.(x[1:i-1]); t; Float64.(x[i+1:end])]), Float64(x[i])) for i in 1:n]
-        for chunk in (nothing, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 64)
+        for chunk in chunks
             g = forward_gradient(f, x; chunk=chunk)
             @test eltype(g) === T && isapprox(g, expected; rtol=T === Float64 ? 1e-6 : 1e-3)
         end
@@ -133,9 +139,12 @@ end
     ("an equal number from a later chunk", x -> (y = sum(x .^ 2); x[1] = x[end÷2+1]; y)),
     ("all by one place", x -> (y = sum(x .^ 3); for i in 1:length(x)-1; x[i] = x[i+1]; end; y)),
     ("elements in another order", x -> (reverse!(x); sum(x .* (1:length(x))))))
-    for n in (1, 3, 12, 13, 30), chunk in (nothing, 1, 4, 40), values in (fill(3.0, n), randn(AD.MersenneTwister(n), n))
+    # A campaign takes more sizes: everything is compiled for each number of directions at once.
+    f, of_one = Hidden(f), Hidden(x -> [f(x)])
+    for n in (draws(1) > 1 ? (1, 3, 12, 13, 30) : (1, 4, 13)), chunk in (nothing, 1, 4, 40),
+            values in (fill(3.0, n), randn(AD.MersenneTwister(n), n))
         expected = forward_gradient(f, copy(values); chunk=n)
-        of_one, before = x -> [f(x)], copy(values)
+        before = copy(values)
         @test forward_gradient(f, values; chunk=chunk) == expected && values == before
         @test forward_jacobian(of_one, values; chunk=chunk) == expected'
         g, J = zeros(n), zeros(1, n)

@@ -72,10 +72,10 @@ end
 
 @testset "vectors and matrices, held and given" begin
     W, v = [0.5 -1.0; 2.0 0.3], [0.7, -0.4]
-    f(v) = sum((W * v) .^ 3)
+    f = Hidden(v -> sum((W * v) .^ 3))
     J(v) = W' * (3 .* (W * v) .^ 2)
     H = W' * (6 .* (W * v) .* W)
-    for g in (grad(f), x -> forward_gradient(f, x), x -> vec(jacobian(f, x)), x -> gradient(f, x)[1])
+    for g in map(Hidden, (grad(f), x -> forward_gradient(f, x), x -> vec(jacobian(f, x)), x -> gradient(f, x)[1]))
         @test g(v) ≈ J(v)
         @test forward_jacobian(g, v) ≈ H && jacobian(g, v) ≈ H && jacobian(g, v; mode=:reverse) ≈ H
         @test forward_gradient(x -> sum(g(x)), v) ≈ vec(sum(H; dims=1)) && grad(x -> sum(g(x)))(v) ≈ vec(sum(H; dims=1))

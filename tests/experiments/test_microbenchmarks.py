@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bridge.libjulia.find import Julia
+from bridge.libjulia.sysimage import usable
 from bridge.registry import availability
 from experiments.microbenchmarks import measure, process, sweep
 from experiments.microbenchmarks import registry as systems
@@ -142,8 +144,22 @@ def test_gradients_of_a_python_system_are_those_by_hand(name: str) -> None:
         program.close()
 
 
+@pytest.fixture
+def compiled_quickly(julia: Julia, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Julia starts with the engine's image where there is one, and optimises nothing: each function is called twice."""
+    image, _ = usable(julia)
+    options = ["-O0", *([f"--sysimage={image}"] if image else [])]
+    known = systems.command
+
+    def command(system: System) -> list[str]:
+        program, *rest = known(system)
+        return [program, *(options if system.language == "jl" else ()), *rest]
+
+    monkeypatch.setattr(systems, "command", command)
+
+
 @pytest.mark.timeout(1500)  # packages compile themselves before their first use
-@pytest.mark.usefixtures("julia")
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", JULIA)
 def test_gradients_of_a_julia_system_are_those_by_hand(name: str) -> None:
     system = SYSTEMS[name]
