@@ -657,8 +657,14 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(
 ) -> None:
     pytest.importorskip("typst")
     start = time.time()
-    # The way is tested, not how exact the numbers are: short chunks of steps, and this machine's rates measured once.
+    # The way is tested, not how exact the numbers are: short chunks of steps, a few techniques of the ablation (each takes
+    # three sessions), coarse figures, and this machine's rates measured once and briefly.
     monkeypatch.setattr(ablation, "CHUNK_SECONDS", 0.01)
+    every = ablation.techniques
+    monkeypatch.setattr(ablation, "techniques", lambda engine: every(engine)[:3])
+    monkeypatch.setattr(roofline, "SAMPLES", 1)
+    monkeypatch.setattr(roofline, "SECONDS", 0.001)
+    monkeypatch.setattr("experiments.report.style.PNG_DPI", 60)
     measured, rates = roofline._rates, {}
 
     def once(name: str, command: list[str], variables: dict[str, str]) -> roofline.Rates:
