@@ -260,7 +260,10 @@ class Worker:
         self._paused = False
 
     def close_session(self) -> None:
-        """Close the session that was built last, if it is open: its memory is freed."""
+        """Close the session that was built last, if it is open: its memory is freed, and given back to the system.
+
+        `build` closes it, too, and leaves what it frees to the next one.
+        """
         self._call("close")
 
     def reset_peak(self) -> None:

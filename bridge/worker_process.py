@@ -84,7 +84,7 @@ class _Server:
     def do_build(
         self, spec_text: str, params: str, optimizer: Answer, batch_size: int, dtype: str, techniques: Answer
     ) -> Answer:
-        self.do_close()
+        self._close()
         model = spec.loads(spec_text, "the spec")
         weights = load_file(params)
         settings = Optimizer(**optimizer)
@@ -138,11 +138,14 @@ class _Server:
         return {"result": self._built.linear_algebra()}
 
     def do_close(self) -> Answer:
+        self._close()
+        memory.give_back()  # of all engines alike
+        return {"result": None}
+
+    def _close(self) -> None:
         if self._session is not None:
             self._session.close()
             self._session = None
-            memory.give_back()  # of all engines alike
-        return {"result": None}
 
     @property
     def _built(self) -> Session:

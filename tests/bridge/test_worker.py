@@ -261,6 +261,19 @@ def test_the_peak_is_that_since_the_reset(built: Worker) -> None:
     assert 8 * 2**20 <= grown < 16 * 2**20
 
 
+def test_a_closed_session_is_gone_and_another_may_follow(
+    small_paper_model: ModelSpec, random_params: Callable[..., Any]
+) -> None:
+    params = random_params(small_paper_model)
+    with Worker("numpy") as one:
+        for _ in range(2):
+            one.build(small_paper_model, params, SGD, 4)
+            one.close_session()
+            one.close_session()
+            with pytest.raises(EngineUnavailableError, match="nothing is built yet"):
+                one.params()
+
+
 def test_memray_sees_an_allocation_of_known_size(built: Worker, tmp_path: Path) -> None:
     memray = pytest.importorskip("memray")
     built.predict(tell(6))

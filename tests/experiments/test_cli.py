@@ -657,7 +657,7 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(
 ) -> None:
     pytest.importorskip("typst")
     start = time.time()
-    # The way is tested, not how exact the numbers are: short chunks of steps, a few techniques of the ablation (each takes
+    # The way is tested, not how exact the numbers are: short chunks of steps, few techniques of the ablation (each has
     # three sessions), coarse figures, and this machine's rates measured once and briefly.
     monkeypatch.setattr(ablation, "CHUNK_SECONDS", 0.01)
     every = ablation.techniques
