@@ -154,8 +154,8 @@ class Optimizer(ABC):
         """Whether what it does to elements without a gradient can be done later, for many steps at once."""
         return False
 
-    def bind(self, vector: Vector, cuts: Iterable[int] = ()) -> None:
-        """Make `vector` the one to train; the state starts afresh.
+    def bind(self, vector: Vector, cuts: Iterable[int] = (), team: Team | None = None) -> None:
+        """Make `vector` the one to train; the state starts afresh, where there is a `team` in its threads.
 
         A step runs over blocks that also end at the offsets in `cuts`: the offsets of a `Layout` make it one
         loop per tensor. That changes the time it takes and nothing else.
@@ -170,7 +170,7 @@ class Optimizer(ABC):
         self._cuts = {cut for cut in cuts if 0 < cut < vector.size}
         self._gradient = None
         self._cut_by = Trials([])
-        self._state = {name: np.zeros_like(vector) for name in self.state_names}
+        self._state = {name: _zeros(vector, team) for name in self.state_names}
 
     def step(self, vector: Vector, gradient: Vector, team: Team | None = None, without: slice | None = None) -> None:
         """Update `vector` in place from `gradient` (same shape and dtype; clipping overwrites it).
@@ -237,7 +237,7 @@ class Optimizer(ABC):
         self.state_names = names
         if self._vector is not None and tuple(self._state) != names:
             before, vector = self._state, self._vector
-            self._state = {name: before[name] if name in before else np.zeros_like(vector) for name in names}
+            self._state = {name: before[name] if name in before else _zeros(vector) for name in names}
             self._gradient = None  # so that blocks are cut anew
 
     def _rescale(self, name: str, factor: float) -> None:
@@ -352,6 +352,14 @@ def _norm_of_large(gradient: Vector) -> tuple[float, float]:
     np.divide(gradient, most, out=gradient)
     pieces = (gradient[i : i + NORM_PIECE] for i in range(0, gradient.size, NORM_PIECE))
     return most * math.sqrt(sum(float(piece.dot(piece)) for piece in pieces)), most
+
+
+def _zeros(vector: Vector, team: Team | None = None) -> Vector:
+    """As many zeros as a vector has elements; of a team each thread writes a part, since fresh memory takes long."""
+    found = np.empty_like(vector)
+    parts = [slice(None)] if team is None else stretches(found.size, team.size)
+    (_run_first if team is None else team.run)([partial(found[part].fill, 0) for part in parts])
+    return found
 
 
 def _size(vector: Vector, without: slice | None) -> int:

@@ -147,8 +147,6 @@ class Trainer:
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
         self._checked: Callable[[], object] = lambda: None  # the token ids that were checked last
         self._pending = 0
-        tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
-        self.optimizer.bind(self.parameters.vector, cuts=tensors)
         self._steps: dict[Any, Step] = {}
         self._lazy: LazyUpdates | None = None
         self._gathering = 0.0  # seconds for the rows that the last step looks up
@@ -162,6 +160,10 @@ class Trainer:
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
         self._blas_count = 0  # its threads now, within `_blas_threads`
+        vector = self.parameters.vector
+        tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
+        team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
+        self.optimizer.bind(vector, tensors, team)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ARGUMENTS and name in self.__dict__:
@@ -381,7 +383,7 @@ class Trainer:
     def close(self) -> None:
         """End the trainer's threads and forget its plans."""
         if self._threads is not None:
-            self._threads.close()
+            self._end_threads()
             self._threads = None
         self._steps.clear()
         self._streams.forget()
@@ -641,6 +643,8 @@ class Trainer:
         """Return the trainer's threads, started when they are first needed."""
         if self._threads is None:
             self._threads = Team(self.threads)
+            self._end_threads = weakref.finalize(self, self._threads.close)  # of a trainer that nobody closes, too
+            self._end_threads.atexit = False
         return self._threads
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import threading
 import tracemalloc
 import weakref
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -200,6 +202,29 @@ def test_a_split_batch_has_a_tape_per_thread_and_the_threads_end(batch):
         if thread.name.startswith("py_engine"):
             thread.join(timeout=10)
             assert not thread.is_alive()
+
+
+def test_threads_end_with_a_trainer_that_nobody_closes(batch):
+    x, y = batch
+    before = set(threading.enumerate())
+    trainer = Trainer(recurrent_chain(), batch_size=20, threads=2, techniques=Techniques(split_batch=True))
+    trainer.train_epoch(x[:20], y[:20])
+    (thread,) = set(threading.enumerate()) - before
+    del trainer
+    gc.collect()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("optimizer", [Adam(0.01), SGD(0.1, momentum=0.9)])
+def test_the_state_of_a_large_network_starts_as_zeros_in_the_threads_of_a_team(monkeypatch, optimizer):
+    monkeypatch.setattr(trainer_module, "SPLIT_FROM", 1)
+    found = []
+    for threads in (1, 2):
+        with closing(Trainer(Chain(Dense(33, 7)), batch_size=4, threads=threads, optimizer=copy.copy(optimizer))) as it:
+            found.append(it.optimizer.state())
+    assert found[0].keys() == found[1].keys() > {"steps"}
+    assert all((one[name] == 0).all() and one[name].shape == found[0][name].shape for one in found for name in one)
 
 
 def test_auto_leaves_small_batches_to_blas_and_splits_large_ones(rng):
