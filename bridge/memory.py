@@ -68,7 +68,7 @@ def collecting_seconds() -> float:
 
 
 def system_seconds() -> float | None:
-    """Seconds that the system has worked for this thread, such as on memory that is used first; None where not said."""
+    """Seconds that the system has worked for this thread, such as on fresh memory; None where nothing reports it."""
     try:
         import resource
 

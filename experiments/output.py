@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,13 @@ class Output:
     def waiting(self, text: str) -> Iterator[None]:
         """Print a line as soon as the block has taken over `PATIENCE` seconds."""
 
+        failed: list[BaseException] = []
+
         def say() -> None:
-            with suppress(OSError):  # such as of a pipe that was closed: the main thread will find it, too
+            try:
                 self.say(text)
+            except (OSError, SystemExit) as error:  # such as where nobody reads the output any more
+                failed.append(error)
 
         timer = threading.Timer(PATIENCE, say)
         timer.daemon = True
@@ -67,6 +71,9 @@ class Output:
             yield
         finally:
             timer.cancel()
+            timer.join()
+        if failed:
+            raise failed[0]
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
         """Add rows for programs."""

@@ -88,7 +88,7 @@ class Asv:
         (folder / "asv.conf.json").write_text(json.dumps(config), encoding="utf-8")
 
     def _benchmarks(self, folder: Path) -> Path:
-        """A copy in which the micro-benchmarks, whose `CHOSEN` alone are shown, measure no other function in advance.
+        """A copy in which the micro-benchmarks, of which only `sincos` is shown, measure no other function in advance.
 
         Julia takes a minute to compile them all; `test_microbenchmarks.py` tries each.
         """

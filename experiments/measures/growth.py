@@ -120,12 +120,12 @@ def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, 
     The machine is measured if not in `rates`.
     """
     task.preload(worker)
+    worker.close_session()
     system = worker.system_seconds()
     first = task.build(worker)
-    collecting = worker.collecting_seconds()  # not earlier: `build` ends the last session, and collects what that held
+    before = worker.collecting_seconds(), system  # the former is asked of a session
     first += first_step(worker, task)
-    after = {"collecting_seconds": worker.collecting_seconds(), "system_seconds": worker.system_seconds()}
-    before = {"collecting_seconds": collecting, "system_seconds": system}
+    after = worker.collecting_seconds(), worker.system_seconds()
     seconds = warm(worker, task)
     steps = max(1, round(CHUNK_SECONDS / seconds))
     step = min(chunk(worker, task, steps) for _ in range(REPEATS))
@@ -136,8 +136,8 @@ def of_network(worker: Worker, task: Task, threads: int, rates: dict[tuple[int, 
     known: Row = {} if held is None else {"held_bytes": held, "cache_bytes": machine.machine().cache_bytes}
     limit = {"limit_seconds": roofline.Limit(work, rates[needed]).seconds}
     yield {"what": "step", "seconds": step, **limit, "threads_in_step": worker.threads_in_step() or None, **known}
-    for share in SHARES:
-        if (start := before[share]) is not None and (end := after[share]) is not None:
+    for share, start, end in zip(SHARES, before, after, strict=True):
+        if start is not None and end is not None:
             known[share] = end - start
     yield {"what": FIRST, "seconds": first, **known}
 

@@ -28,6 +28,10 @@ LINEAR = ("batch", "steps in time", "words", NODES)
 """What the work of a step, or of planning it, grows in proportion to; a width is none, whose square counts."""
 MOST = 1.05
 """The exponent up to which a time is in proportion."""
+SYSTEM_FROM = 0.1
+"""Seconds from which on the system's part of a time is known: it is counted in ticks of a clock."""
+LEAST_SHARE = 0.005
+"""Of a time that is worth mentioning."""
 FITTED = ("exponent", "beyond", "collecting", "system", "inside", "outside")
 """Of each engine: the exponent of its time; that of time / limit; the shares of collecting garbage and of the system at
 the largest size; and the exponents without the larger of these times, of the sizes whose memory fits the machine's
@@ -155,7 +159,9 @@ def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
         if (slope := exponent([low, high], [time, later])) is not None
     ]
     collecting, system = (times[name].astype(float).fillna(0.0) for name in SHARES)
+    system = system.where(times["seconds"] >= SYSTEM_FROM, 0.0)
     rest = times["seconds"] - np.maximum(collecting, system)  # these overlap
+    rest = rest.where(rest > 0, times["seconds"])
     longest = times["seconds"].iloc[-1]
     known = bool((times["cache_bytes"].astype(float) > 0).all() and times["held_bytes"].notna().all())
     inside = times["held_bytes"].astype(float) <= times["cache_bytes"].astype(float) if known else rest.notna()
@@ -196,7 +202,7 @@ def _why(row: Row, engine: str) -> str:
     if beyond is not None and beyond <= MOST - 1:
         return said + "the limit grows as fast."
     collecting, system, split = (row[f"{engine}_{name}"] for name in ("collecting", "system", "split"))
-    if not split and not collecting and not system:
+    if not split and max(collecting, system) < LEAST_SHARE:
         return said + "not explained."
     places = (" among the sizes whose memory fits the largest cache", " among the others") if split else ("", "")
     rest = [
@@ -205,8 +211,9 @@ def _why(row: Row, engine: str) -> str:
         if (found := row[f"{engine}_{name}"]) is not None
     ]
     of_rest = " and ".join(f"{fixed(found)}{place}" for place, found in rest) or "what can't be fitted"
-    shares = [(collecting, "collecting garbage"), (system, "the system's work, such as on fresh memory")]
-    left_out = " or ".join(f"{what} ({percent(share)} of the longest)" for share, what in shares if share)
+    known = [(collecting, "collecting garbage"), (system, "the system's work, such as on fresh memory")]
+    shares = [f"{what} ({percent(share)} of the longest)" for share, what in known if share >= LEAST_SHARE]
+    left_out = shares[0] if len(shares) == 1 else f"the larger of {' and '.join(shares)}" if shares else ""
     without = f"without {left_out}: " if left_out else ""
     # Where a level has one size alone, the exponent from the other level to it must be in proportion, too.
     over_all = row[f"{engine}_rest"]

@@ -155,7 +155,7 @@ class Optimizer(ABC):
         return False
 
     def bind(self, vector: Vector, cuts: Iterable[int] = (), team: Team | None = None) -> None:
-        """Make `vector` the one to train; the state starts afresh, where there is a `team` in its threads.
+        """Make `vector` the one to train, with a new state of zeros, which the threads of a `team`, if any, write.
 
         A step runs over blocks that also end at the offsets in `cuts`: the offsets of a `Layout` make it one
         loop per tensor. That changes the time it takes and nothing else.
@@ -355,10 +355,11 @@ def _norm_of_large(gradient: Vector) -> tuple[float, float]:
 
 
 def _zeros(vector: Vector, team: Team | None = None) -> Vector:
-    """As many zeros as a vector has elements; of a team each thread writes a part, since fresh memory takes long."""
+    """Zeros like `vector`; the threads of a team write a part each, since the first use of memory is slow."""
+    if team is None:
+        return np.zeros_like(vector)
     found = np.empty_like(vector)
-    parts = [slice(None)] if team is None else stretches(found.size, team.size)
-    (_run_first if team is None else team.run)([partial(found[part].fill, 0) for part in parts])
+    team.run([partial(found[part].fill, 0) for part in stretches(found.size, team.size)])
     return found
 
 

@@ -113,12 +113,13 @@ class Trials(Generic[Way]):
         rounds, rest = divmod(self._turns, len(self.ways))
         if not rest and rounds >= TURNS and end - self._begun >= LEAST_SECONDS:
             usual = [float(np.median(seconds)) for seconds in self._seconds]
-            self._chosen = len(usual) - 1
-            for k in reversed(range(len(usual))):
-                if self._gains[k] * usual[k] < usual[self._chosen]:
-                    self._chosen = k
+            self._chosen = max(k for k in range(len(usual)) if self._does_as_well(k, usual))
             self._left = max(AGAIN_SECONDS, AGAIN_TIMES * self._took)
             self._seconds, self._turns = [], 0
+
+    def _does_as_well(self, k: int, usual: Sequence[float]) -> bool:
+        """Whether none of the ways before gains what it must to be chosen rather than this one."""
+        return all(usual[k] <= gain * seconds for gain, seconds in zip(self._gains, usual[:k], strict=False))
 
     def keep(self, way: Way) -> None:
         """Leave this way only."""
@@ -142,10 +143,14 @@ class Team:
         self._done = threading.Lock()
         """Released when a thread has done its task."""
         self._closed = False
-        for i, go in enumerate(self._go):
-            go.acquire()
-            threading.Thread(target=self._work, args=(i,), daemon=True, name=f"py_engine-{i + 1}").start()
-        self._done.acquire()
+        for lock in (*self._go, self._done):
+            lock.acquire()
+        try:
+            for i in range(size - 1):
+                threading.Thread(target=self._work, args=(i,), daemon=True, name=f"py_engine-{i + 1}").start()
+        except RuntimeError:  # the system gives no more threads
+            self.close()
+            raise
 
     def run(self, tasks: Sequence[Task], failed: Callable[[], Any] = lambda: None) -> None:
         """Run at most `size` tasks, each in its thread, and return when all are done, even where that is interrupted.

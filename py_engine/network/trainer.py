@@ -19,7 +19,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -162,8 +162,11 @@ class Trainer:
         self._blas_count = 0  # its threads now, within `_blas_threads`
         vector = self.parameters.vector
         tensors = () if techniques.flat_parameters else self.parameters.layout.offsets.values()
-        team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
-        self.optimizer.bind(vector, tensors, team)
+        if self.threads > 1 and vector.size >= SPLIT_FROM and self.optimizer.state_names:
+            with closing(Team(self.threads)) as team:  # a trainer that trains nothing yet has no threads
+                self.optimizer.bind(vector, tensors, team=team)
+        else:
+            self.optimizer.bind(vector, tensors)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ARGUMENTS and name in self.__dict__:
@@ -642,9 +645,10 @@ class Trainer:
     def _all_threads(self) -> Team:
         """Return the trainer's threads, started when they are first needed."""
         if self._threads is None:
-            self._threads = Team(self.threads)
-            self._end_threads = weakref.finalize(self, self._threads.close)  # of a trainer that nobody closes, too
+            team = Team(self.threads)
+            self._end_threads = weakref.finalize(self, team.close)  # of a trainer that nobody closes, too
             self._end_threads.atexit = False
+            self._threads = team
         return self._threads
 
     @property

@@ -834,15 +834,16 @@ def test_an_exponent_above_that_of_linear_work_is_marked_and_said_to_be_explaine
 @pytest.mark.parametrize(
     ("collecting", "system", "cache", "explanation"),
     [
-        # By the nodes: 100, 1,000 and 10,000. All time beyond 1 µs for each node is that of collecting.
+        # By the nodes: 100, 1,000 and 10,000. All time beyond 1 ms for each node is that of collecting.
         (1.0, 0, 0, "); without collecting garbage (84 % of the longest): 1.00; which explains it."),
         (0.5, 0, 0, "); without collecting garbage (42 % of the longest): 1.16; the rest is not explained."),
         (0.0, 0, 1000, "); 1.20 among the sizes whose memory fits the largest cache; the rest is not explained."),
         (1.0, 0, 1000, "longest): 1.00 among the sizes whose memory fits the largest cache; which explains it."),
         (1.0, 0, 10, "without collecting garbage (84 % of the longest): 1.00 among the others; which explains it."),
         (0.0, 1.0, 0, "; without the system's work, such as on fresh memory (84 % of the longest): 1.00; which"),
-        (0.5, 0.5, 0, "garbage (42 % of the longest) or the system's work, such as on fresh memory (42 % of the"),
+        (0.5, 0.5, 0, "; without the larger of collecting garbage (42 % of the longest) and the system's work, "),
         (0.5, 0.5, 0, " longest): 1.16; the rest is not explained."),  # the same seconds may be in both
+        (0.001, 0, 0, "; not explained."),
     ],
 )
 def test_an_exponent_is_explained_by_collecting_garbage_by_the_system_and_by_the_caches(
@@ -851,7 +852,7 @@ def test_an_exponent_is_explained_by_collecting_garbage_by_the_system_and_by_the
     rows = fake.rows("sizes", seeds=0, data_source="generated")
     for row in rows["growth"]:
         if (row["engine"], row["series"]) == ("julia", "nodes"):
-            linear, row["seconds"] = 1e-6 * row["value"], 1e-6 * row["value"] ** 1.2
+            linear, row["seconds"] = 1e-3 * row["value"], 1e-3 * row["value"] ** 1.2
             row |= {"collecting_seconds": collecting * (row["seconds"] - linear)}
             row |= {"system_seconds": system * (row["seconds"] - linear)}
             row |= {"held_bytes": row["value"], "cache_bytes": cache}

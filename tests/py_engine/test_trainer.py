@@ -8,7 +8,6 @@ import itertools
 import threading
 import tracemalloc
 import weakref
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -216,15 +215,19 @@ def test_threads_end_with_a_trainer_that_nobody_closes(batch):
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("optimizer", [Adam(0.01), SGD(0.1, momentum=0.9)])
-def test_the_state_of_a_large_network_starts_as_zeros_in_the_threads_of_a_team(monkeypatch, optimizer):
+@pytest.mark.parametrize(("optimizer", "arrays"), [(Adam(0.01), 2), (SGD(0.1, momentum=0.9), 1), (SGD(0.1), 0)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_state_of_a_large_network_starts_as_zeros_that_all_threads_write(monkeypatch, optimizer, arrays, threads):
     monkeypatch.setattr(trainer_module, "SPLIT_FROM", 1)
-    found = []
-    for threads in (1, 2):
-        with closing(Trainer(Chain(Dense(33, 7)), batch_size=4, threads=threads, optimizer=copy.copy(optimizer))) as it:
-            found.append(it.optimizer.state())
-    assert found[0].keys() == found[1].keys() > {"steps"}
-    assert all((one[name] == 0).all() and one[name].shape == found[0][name].shape for one in found for name in one)
+    monkeypatch.setattr(np, "empty_like", lambda array: np.full(array.shape, np.nan, array.dtype))
+    runs, before = [], threading.active_count()
+    run = threads_module.Team.run
+    monkeypatch.setattr(threads_module.Team, "run", lambda team, tasks: runs.append(len(tasks)) or run(team, tasks))
+    trainer = Trainer(Chain(Dense(33, 7)), batch_size=4, threads=threads, optimizer=copy.copy(optimizer))
+    state = trainer.optimizer.state()
+    assert len(state) == 1 + arrays and all((array == 0).all() for array in state.values())
+    assert runs == (arrays * [2] if threads == 2 else [])
+    assert threading.active_count() <= before + (threads - 1), "those of the team end"
 
 
 def test_auto_leaves_small_batches_to_blas_and_splits_large_ones(rng):
@@ -426,6 +429,19 @@ def test_ways_are_tried_in_turn_until_their_times_are_known(monkeypatch, seconds
     assert trials.run(str) == left
 
 
+def test_of_several_ways_that_take_about_the_same_time_the_last_is_chosen(monkeypatch):
+    clock, taken = [0.0], dict(enumerate((1.0, 1.02, 1.04, 1.05)))
+
+    def do(way):
+        clock[0] += taken[way]
+
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: clock[0])
+    trials = threads_module.Trials(list(taken))
+    while not trials.decided:
+        trials.run(do)
+    assert trials.way == 1
+
+
 @pytest.mark.parametrize(
     ("seconds", "chosen"),
     [
@@ -434,6 +450,7 @@ def test_ways_are_tried_in_turn_until_their_times_are_known(monkeypatch, seconds
         ((1.0, 1.05, 1.2), "shared"),
         ((1.2, 1.0, 1.05), "shared"),
         ((1.2, 1.0, 1.02), "one"),
+        ((1.0, 1.08, 1.105), "shared"),
     ],
 )
 def test_threads_of_blas_must_gain_more_than_those_of_a_team(monkeypatch, seconds, chosen):
