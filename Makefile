@@ -32,7 +32,7 @@ HERE := $(if $(filter /%,$(firstword $(VENV))),,$(CURDIR)/)$(VENV)
 STAMPS := $(subst $(EMPTY) ,\ ,$(VENV))
 BIN := $(VENV)/bin
 PIP := "$(BIN)/python" -m pip
-# asv builds environments of its own: with this Python and these versions (a URL, since the path may hold spaces).
+# asv builds its own environments: with this Python and these versions (a URL, since the path may hold spaces).
 ASV := PATH="$(HERE)/bin:$$PATH" \
 	PIP_CONSTRAINT="file://$(subst $(EMPTY) ,%20,$(CURDIR))/constraints.txt" "$(BIN)/python" -m asv
 
@@ -113,7 +113,7 @@ bench-compare: $(STAMPS)/.dev ## compare HEAD with BASE=commit; fails where HEAD
 	@said=$$($(ASV) machine --yes 2>&1) || { echo "$$said" >&2; exit 1; }
 	$(ASV) continuous --launch-method spawn --show-stderr $(ARGS) '$(BASE)' HEAD
 
-# What a few engines need for a step, and allocate: a minute for a commit. What has been measured is not measured again.
+# What a few engines need for a step, and allocate: one to two minutes for a commit. What has been measured is not measured again.
 CHOICE := --bench "^training\.Epoch\..*\('(numpy|julia|torch)', [12]\)" \
 	--bench "^training\.Convolutional\..*\('(numpy|julia|torch)', '(mnist|imdb)-cnn'\)" \
 	--bench "^memory\.Allocated\..*\('(numpy|julia|torch)'\)" \

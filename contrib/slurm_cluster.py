@@ -1,6 +1,6 @@
 """Start TwinGrad's workers by Slurm, one on each node, and print the scheduler's address for `twingrad run --dask`.
 
-    python contrib/slurm_cluster.py --nodes 4 --cores 2 --memory "8 GB" --walltime 02:00:00
+    python -m contrib.slurm_cluster --nodes 4 --cores 2 --memory "8 GB" --walltime 02:00:00
 
 The workers end with this program, and jobs that wait in the queue are taken back.
 """

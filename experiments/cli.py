@@ -221,8 +221,8 @@ option_profile = click.option(
     type=click.Choice(PROFILES),
     default="full",
     show_default=True,
-    help="full: as the paper did it; quick: few seeds, to see that everything works; sample: the least (the embedded "
-    "sample is always reproduced with it).",
+    help="full: the seeds and measures of the paper file; quick: few seeds, to see that everything works; sample: the "
+    "least (the embedded sample is always reproduced with it).",
 )
 option_engines = click.option(
     "--engines",
@@ -233,7 +233,8 @@ option_engines = click.option(
 option_threads = click.option(
     "--threads",
     type=Whole(1, MOST_THREADS),
-    help="Threads of an engine, at most the cores (default: the paper file's; in train and predict 2).",
+    help="Threads of an engine, at most the cores (default: the paper file's; in train and predict 2, or the cores if "
+    "there are fewer).",
 )
 
 option_dask = click.option(

@@ -30,6 +30,7 @@ from experiments.data import generated
 from experiments.extras import EXTRAS
 from experiments.formats import size
 from experiments.progress import Steps
+from experiments.records import UnreadableError
 from experiments.results import Results
 from py_engine.errors import EngineError
 
@@ -279,7 +280,10 @@ def disk(results_dir: Path) -> Iterator[Finding]:
     else:
         yield Finding("results", "ok", f"{results_dir} can be written")
         for path, reason in Results(results_dir).damaged():
-            yield Finding("results", "note", f"{path} is damaged: {reason}", "the next run sets it aside")
+            if isinstance(reason, UnreadableError):
+                yield Finding("results", "note", f"{path} {reason}", "let this user read it")
+            else:
+                yield Finding("results", "note", f"{path} is damaged: {reason}", "the next run sets it aside")
     free = shutil.disk_usage(folder).free
     if free < DISK_NEEDED:
         yield Finding("disk", "problem", f"{size(free)} free", f"a sweep may need {size(DISK_NEEDED)} at one time")

@@ -59,6 +59,10 @@ def predict(request: Prediction, output: Output) -> None:
         if given.y is not None:
             with output.waiting(f"evaluating {len(given.x):,} rows"):
                 known = worker.evaluate(given.x, given.y)
+    if request.save:  # before anything is printed, which may fail
+        buffer = io.BytesIO()
+        np.save(buffer, outputs, allow_pickle=False)
+        write(request.save, buffer.getvalue(), InputError, "--save with another file")
     found = readable(spec, outputs)
     output.add({"row": index, **row} for index, row in enumerate(found))
     headers = ["ROW", *(key.upper() for key in (found[0] if found else {}))]
@@ -69,9 +73,6 @@ def predict(request: Prediction, output: Output) -> None:
     if known is not None:
         output.say(f"loss {fixed(known.loss, 4)}, {Score.of(spec, given.is_sample).text(known)} on {len(found):,} rows")
     if request.save:
-        buffer = io.BytesIO()
-        np.save(buffer, outputs, allow_pickle=False)
-        write(request.save, buffer.getvalue(), InputError, "--save with another file")
         output.say(f"outputs: {request.save}")
 
 

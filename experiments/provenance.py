@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -63,9 +64,14 @@ SETTINGS = (
 """Environment variables that workers receive, and that decide how engines compute."""
 
 
+ALLOCATORS = re.compile(r"MALLOC_\w+|GLIBC_TUNABLES|LD_PRELOAD")
+"""Variables that decide how memory is allocated, and freed memory kept: of what is measured, both time and memory."""
+
+
 def settings() -> dict[str, dict[str, str]]:
-    """The `SETTINGS` that are set, as the part `settings` of what decides a run; nothing where none is."""
-    found = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+    """The `SETTINGS` and `ALLOCATORS` that are set, as the part `settings` of what decides a run; nothing without."""
+    names = [*SETTINGS, *sorted(filter(ALLOCATORS.fullmatch, os.environ))]
+    found = {name: os.environ[name] for name in names if os.environ.get(name)}
     return {"settings": found} if found else {}
 
 

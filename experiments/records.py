@@ -6,6 +6,7 @@ holds, such as what a later release adds, is left alone.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import lzma
@@ -39,6 +40,10 @@ DAMAGED = "damaged"
 
 class DamagedError(ValueError):
     """A record or table that can't be used; the message says why, in words that follow its name."""
+
+
+class UnreadableError(DamagedError):
+    """A file that the system does not let us read, such as for want of permission; what is in it may be sound."""
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -223,7 +228,7 @@ def content_of(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
         with path.open("rb") as file:
             return file.read(most)
     except OSError as error:
-        raise DamagedError(f"can't be read: {error.strerror or error}") from None
+        raise UnreadableError(f"can't be read: {error.strerror or error}") from None
 
 
 def check_regular(path: Path, most: int = MOST_TABLE_BYTES) -> None:
@@ -233,7 +238,8 @@ def check_regular(path: Path, most: int = MOST_TABLE_BYTES) -> None:
     except FileNotFoundError:
         raise DamagedError("a link that leads nowhere" if path.is_symlink() else "there is no such file") from None
     except OSError as error:
-        raise DamagedError(f"can't be read: {error.strerror or error}") from None
+        kind = DamagedError if error.errno == errno.ELOOP else UnreadableError  # a link to itself has nothing in it
+        raise kind(f"can't be read: {error.strerror or error}") from None
     if not stat.S_ISREG(status.st_mode):
         raise DamagedError("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "no regular file")
     if status.st_size > most:

@@ -224,23 +224,27 @@ class Results:
             "wait until it has finished, or choose another folder with --results DIR"
         )
 
-    def damaged(self) -> Iterator[tuple[Path, str]]:
+    def damaged(self) -> Iterator[tuple[Path, records.DamagedError]]:
         """The raw records and the tidy tables that can't be used, with the reason; nothing is changed."""
         for path in sorted(self.raw.glob("*.json")):
             try:
                 records.read(path, _schemas())
             except records.DamagedError as error:
-                yield path, str(error)
+                yield path, error
         for path in sorted(self.tidy.glob("*.csv")):
             try:
                 records.check_regular(path)
             except records.DamagedError as error:
-                yield path, str(error)
+                yield path, error
 
     def _set_aside(self, say: Callable[[str], None]) -> None:
         """Move away what is damaged, with a sentence on each."""
         try:
             for path, reason in list(self.damaged()):
+                if isinstance(reason, records.UnreadableError):
+                    raise ResultsError(
+                        f"{path} {reason}: let this user read it, or choose another folder with --results DIR"
+                    )
                 try:
                     moved = records.set_aside(path, self.root)
                 except FileNotFoundError:  # by another process that shares the folder
@@ -404,7 +408,7 @@ def tidy_rows(records: Iterable[Record]) -> dict[str, list[Record]]:
         common = _common(record)
         measure = RECORDED[record["config"]["measure"]]
         origin = {"engine_digest": record["provenance"]["engine_digest"]}
-        for row in () if _failed_as_a_whole(record) else measure.table(record):
+        for row in () if failed_as_a_whole(record) else measure.table(record):
             rows[measure.name].append(common | origin | row)
         if measure.plan == "suites":
             continue
@@ -437,12 +441,12 @@ def _run_rows(record: Record) -> Iterator[Record]:
         digest = record["provenance"]["engine_digest"]
         yield _run_row(record, record["config"]["engine"], record["status"], record.get("error"), digest)
     for engine, entrant in (entrants or {}).items():
-        error = entrant["error"] or (record.get("error") if _failed_as_a_whole(record) else None)
+        error = entrant["error"] or (record.get("error") if failed_as_a_whole(record) else None)
         row = _run_row(record, engine, "failed" if error else "ok", error, entrant["engine_digest"])
         yield row | {"engine": engine, "label": entrant["label"], "framework_version": _versions(entrant["versions"])}
 
 
-def _failed_as_a_whole(record: Record) -> bool:
+def failed_as_a_whole(record: Record) -> bool:
     """Whether a run of several engines failed, and not some of them, so that none of its numbers counts.
 
     Older records name no engine then; newer ones all.

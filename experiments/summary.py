@@ -9,7 +9,7 @@ from typing import Any
 from experiments.formats import duration, significant
 from experiments.measures.registry import MEASURES
 from experiments.quantities import QUANTITIES, Quantity
-from experiments.results import COLUMNS, Record, tidy_rows
+from experiments.results import COLUMNS, Record, failed_as_a_whole, tidy_rows
 
 
 def rows(records: Iterable[Record]) -> list[Record]:
@@ -83,13 +83,18 @@ def _table(name: str, records: list[Record]) -> tuple[list[str], list[list[str]]
     """A line for each row of a measure's own table, with the columns that its summary names."""
     measure = MEASURES[name]
     lines = [
-        [record["config"]["paper"], record["config"]["engine"], *(_cell(row.get(column)) for column in measure.summary)]
+        [record["config"]["paper"], _engine(row, record), *(_cell(row.get(column)) for column in measure.summary)]
         for record in records
-        if measure.summary and record["config"]["measure"] == name
+        if measure.summary and record["config"]["measure"] == name and not failed_as_a_whole(record)
         for row in measure.table(record)
     ]
     headers = ["PAPER", "ENGINE", *(column.replace("_", " ").upper() for column in measure.summary)]
     return headers, lines, 3
+
+
+def _engine(row: dict[str, Any], record: Record) -> str:
+    """Whose row it is: one of several engines that were measured together, or the only one."""
+    return str(row.get("engine") or record["config"]["engine"])
 
 
 def _cell(value: Any) -> str:

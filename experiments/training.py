@@ -329,6 +329,10 @@ def _finish(request: Training, spec: ModelSpec, kept: Checkpoint, output: Output
             else ""
         )
         output.say(f"{stopped}the best epoch is {best}, and its weights are those that are kept")
+    if request.save:  # first of all: what follows may fail
+        about = {"model": spec.name, "spec": spec.digest, "engine": request.engine, "epochs": str(len(history))}
+        weights.save(request.save, params, about)
+        output.say(f"weights: {request.save}")
     if request.curve == curve.TERMINAL:
         output.say()
         for line in curve.drawn(history):
@@ -336,10 +340,6 @@ def _finish(request: Training, spec: ModelSpec, kept: Checkpoint, output: Output
     elif request.curve is not None:
         curve.picture(history, Path(request.curve))
         output.say(f"curve: {request.curve}")
-    if request.save:
-        about = {"model": spec.name, "spec": spec.digest, "engine": request.engine, "epochs": str(len(history))}
-        weights.save(request.save, params, about)
-        output.say(f"weights: {request.save}")
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:

@@ -319,7 +319,7 @@ def sizes_threads(view: View) -> Table:
         columns,
         rows,
         [
-            "A process with several threads and one with a single thread took turns: the median steps, and the median "
+            "A process with several threads and one with a single thread alternated: the median steps, and the median "
             "of their ratios in the same round, with its confidence interval. Its threads: what a step uses of them. "
             "× marks a step that is slower than with one thread by more than "
             f"{percent(SLOWER - 1)}, by the lower end of the interval.",

@@ -230,8 +230,7 @@ def paper_view(paper: Paper, tidy: Tidy, data_dir: Path | None = None) -> View:
     kept = _newest_state(kept)
     others = runs[~runs["measure"].isin(TRAINED) & (runs["data_source"] == data_source)]
     for name, frame in tables.items():
-        fitting = frame[frame["data_source"] == data_source]
-        tables[name] = fitting[fitting["profile"] == profile] if "profile" in fitting else fitting
+        tables[name] = _of_profile(frame[frame["data_source"] == data_source], runs, profile)
     small = tidy.tables[micro.MEASURE.name]
     return View(
         paper=paper,
@@ -301,8 +300,7 @@ def _of_all_machines(paper: Paper, tidy: Tidy, whole: View) -> dict[str, pd.Data
     for name in TABLES:
         rows = _of(tidy.tables[name], paper)
         rows = rows[(rows["data_source"] == whole.data_source) & ~rows["engine"].isin(RETIRED)]
-        if "profile" in rows:
-            rows = rows[rows["profile"] == whole.profile]
+        rows = _of_profile(rows, runs, whole.profile)
         if MEASURES[name].plan == "together":
             rows = _current(rows, runs[(runs["measure"] == name) & ~runs["engine"].isin(RETIRED)])
         found[name] = rows
@@ -338,6 +336,14 @@ def _of(frame: pd.DataFrame, paper: Paper) -> pd.DataFrame:
     return frame[frame["paper"] == (paper.runs_of_paper or paper.key)]
 
 
+def _of_profile(rows: pd.DataFrame, runs: pd.DataFrame, profile: str | None) -> pd.DataFrame:
+    """The rows of runs of a profile; all of a table without that column where none was run in it, such as by hand."""
+    if "profile" in rows:
+        return rows[rows["profile"] == profile]
+    fitting = rows[rows["key"].isin(runs.loc[runs["profile"] == profile, "key"])]
+    return fitting if len(fitting) else rows
+
+
 def _with_keys(frame: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["key"].isin(runs["key"])]
 
@@ -359,9 +365,10 @@ def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
     if len(runs):
         newest = runs.groupby("engine")["engine_digest"].transform("last")
         runs = runs[runs["engine_digest"].isna() | (runs["engine_digest"] == newest)]
-    for name in ("training_digest", "dtype"):  # a paper's file may have been changed between two runs
+    # A paper's file may have been changed between two runs, or a framework; of a system image see below.
+    for name in ("training_digest", "dtype", "framework_version"):
         if len(runs):
-            asked = runs[name].fillna("")
+            asked = runs[name].fillna("").astype(str).str.replace(r"(?:^| )sysimage \S+", "", regex=True)
             runs = runs[asked == asked.groupby([runs["engine"], runs["measure"]]).transform("last")]
     if len(runs):
         image = with_image(runs)

@@ -35,6 +35,19 @@ const LOSING = (
     ("serialize in a dictionary", x -> same_again(Dict("w" => x))["w"]), ("parent", parent),
     ("reinterpret", x -> reinterpret(Float64, x)))
 
+@testset "what is made element by element keeps the size of the tensor" begin
+    M, row = [1.0 2.0; 3.0 4.0], [10.0 20.0]
+    for made in (X -> map(v -> v^2, X), X -> [v^2 for v in X], X -> map((v, w) -> v * w, X, X))
+        value_, gradient = value_and_grad(X -> sum(made(X) .* row))(M)
+        @test value_ == 500.0 && gradient == [20.0 80.0; 60.0 160.0]
+        @test compile(X -> stack(vec(made(X))))(M) == vec(M .^ 2)
+    end
+    for n in 1:3, (join, joined) in ((hcat, (3, n)), (vcat, (3n,)))
+        y = vjp(x -> reduce(join, [2 .* x[:, k] for k in 1:size(x, 2)]), ones(3, n))[1]
+        @test size(y) == joined && all(==(2.0), value(y))
+    end
+end
+
 squared(y) = sum(y .^ 2)
 const STATES = (
     ("grad", f -> grad(x -> squared(f(x)))(X)),

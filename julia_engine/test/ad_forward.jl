@@ -2,6 +2,7 @@
 
 using TwinGrad.AD: AD, DualNumbers
 using TwinGrad.AD.DualNumbers: BINARY, UNARY, partials, primal
+using LinearAlgebra: normalize
 
 central(f, x, h=cbrt(eps()) * max(1, abs(x))) = (f(x + h) - f(x - h)) / 2h
 
@@ -72,6 +73,24 @@ end
     d = DualNumbers.dual(2.0, k -> 1.0, Val(1), Val(1))
     @test d == 2 && d < 3 && 1 < d && isless(1.5, d) && d <= 2.0 && hash(d) == hash(2.0) && !iszero(zero(d) * 1 + (d - 2))
     @test floor(Int, d) == 2 && occursin("Dual(2.0", sprint(show, d)) && float(d) === d && typeof(one(d)) === typeof(d)
+end
+
+@testset "ranges, quotients, comparisons and lengths of dual numbers are those of numbers" begin
+    steps(x) = (s = zero(x); for t in 0:0.1:x; s += x; end; s)
+    for x in (0.3, 1.0, 0.05)
+        @test derivative(steps, x) == length(0:0.1:x)
+    end
+    @test derivative(x -> sum(t^2 for t in x:0.5:2), 1.0) ≈ 2 * (1.0 + 1.5 + 2.0)
+    @test derivative(x -> sum(t -> t * x, 0:x), 3.0) == 2 * 3 + 0  # of 0, 1, 2 and 3
+    @test derivative(x -> sqrt(x)^2 ≈ x ? x^2 : -x, 2.0) == 4.0
+    @test derivative(x -> [x, 1.0] ≈ [x + 1e-12, 1.0] ? 3x : x, 2.0) == 3.0
+    for f in (fld, cld, div), (a, b) in ((3.0, 2.0), (-3.5, 2.0))
+        @test derivative(x -> x - b * f(x, 2), a) == 1.0
+        @test derivative(x -> x * f(x, x / a * b), a) == f(a, b)
+    end
+    @test derivative(mod2pi, 7.0) == 1.0 && derivative(x -> rem2pi(x, RoundNearest)^2, 7.0) ≈ 2 * rem2pi(7.0, RoundNearest)
+    @test forward_gradient(v -> normalize(v)[1], [3.0, 4.0]) ≈ [0.128, -0.096]
+    @test derivative(x -> derivative(y -> y * fld(y, 2) + steps(y), x) * x, 0.3) ≈ 4.0
 end
 
 @testset "derivatives within derivatives are not confused" begin

@@ -332,3 +332,27 @@ end
         @test run(grad(x -> sum(grad(x -> sum(x .^ 0))(x))))(x) == zero(x)
     end
 end
+
+struct Scaled
+    by::Float64
+end
+(s::Scaled)(x) = s.by * x
+
+@testset "dotted functions with irrational numbers, compositions, and what holds numbers" begin
+    x = [0.25, -1.5]
+    for f in (v -> sin(π * v), v -> v / π, v -> ℯ^v, v -> max(v, zero(v)) + one(v) * v, sin ∘ cos, Scaled(2.0), Base.Fix2(-, 1.5))
+        found, gradient = value_and_grad(t -> sum(f.(t)))(x)
+        @test found ≈ sum(f.(x)) && gradient ≈ [derivative(f, v) for v in x]
+        @test value_and_grad(t -> sum(f, t))(x)[1] ≈ sum(f, x)
+    end
+    @test_throws NotDifferentiableError nextfloat.(Variable(x))
+end
+
+@testset "numbers beside tensors of Float32 become Float32" begin
+    plain = Float32[1, -2]
+    x = Variable(plain)
+    for (found, expected) in ((flipsign.(x, -1), flipsign.(plain, -1)), (muladd.(2, 3, x), muladd.(2, 3, plain)),
+            (xor.(x .> 0, [true, false]), xor.(plain .> 0, [true, false])))
+        @test eltype(found) == Float32 && value(found) == expected
+    end
+end

@@ -111,17 +111,17 @@ NETWORK.output_size(::OfChain, input::Vector{Int}) = input
     @test length(unique(masks[i:i+39, :] for i in (1, 41, 81))) == 3
     @test value(Chain(held(); dtype=Float64)(ones(40, 3); training=true)) == masks
     shared = Dropout(0.5)
-    @test length(NETWORK.dropouts(NETWORK.Layer[Held(shared, [shared]), shared])) == 1
+    @test length(NETWORK.held_layers(NETWORK.Layer[Held(shared, [shared]), shared], Dropout)) == 1
 
-    @test NETWORK.dropouts(NETWORK.Layer[Held(shared, Dropout[]), shared]) == ["" => shared]
+    @test NETWORK.held_layers(NETWORK.Layer[Held(shared, Dropout[]), shared], Dropout) == ["" => shared]
     inner = Chain(Dense(2 => 2), shared)
-    @test NETWORK.dropouts(NETWORK.Layer[OfChain(inner)]) == ["chain.dropout" => shared]
+    @test NETWORK.held_layers(NETWORK.Layer[OfChain(inner)], Dropout) == ["chain.dropout" => shared]
     Chain(OfChain(inner))
     deleteat!(inner, "dropout")
     push!(inner, shared)  # its place in the whole stays
     @test shared.place == "chain.dropout"
 
-    @test NETWORK.dropouts(NETWORK.Layer[Sparse(Vector{Matrix{Float64}}(undef, 4))]) == []
+    @test NETWORK.held_layers(NETWORK.Layer[Sparse(Vector{Matrix{Float64}}(undef, 4))], Dropout) == []
 
     new() = Trainer(Chain(Dense(4 => 6), held(), Dense(18 => 3)); batch_size=5, threads=1)
     x, y = randn(MersenneTwister(1), Float32, 4, 20), rand(MersenneTwister(2), 1:3, 20)
@@ -130,6 +130,50 @@ NETWORK.output_size(::OfChain, input::Vector{Int}) = input
     other.vector .= trainer.vector
     NETWORK.load_state!(other, NETWORK.training_state(trainer))
     @test train_epoch!(trainer, x, y) == train_epoch!(other, x, y)
+end
+
+struct Block <: NETWORK.Layer
+    held::Vector{Any}
+end
+Block() = Block(Any[("norm", BatchNorm(3))])
+NETWORK.parameters(layer::Block) = NETWORK.parameters(layer.held[1][2])
+NETWORK.output_size(::Block, input::Vector{Int}) = input
+NETWORK.forward(layer::Block, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
+    NETWORK.forward(layer.held[1][2], x, parameters, training)
+
+# Keeps the mean of a batch; each sample's output is its own.
+struct Seen <: NETWORK.Layer end
+NETWORK.parameters(::Seen) = ["mean" => NETWORK.ParameterSpec([3], "zeros", 3, 3, false)]
+NETWORK.output_size(::Seen, input::Vector{Int}) = input
+function NETWORK.forward(::Seen, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
+    training && (parameters["mean"] = reshape(sum(detach(x); dims=2), 3) ./ x.dims[2])
+    return x
+end
+
+@testset "what depends on a whole batch is not computed of its parts: $(nameof(layer))" for layer in (Block, Seen)
+    x, y = randn(MersenneTwister(1), 3, 8), [1, 2, 1, 2, 1, 2, 1, 2]
+    x[:, 5:8] .+= 10
+    function trained(threads)
+        chain = Chain(layer(), Dense(3 => 2); dtype=Float64)
+        trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=8, threads=threads)
+        return [train_epoch!(trainer, x, y) for _ in 1:3], copy(chain.parameters.vector)
+    end
+    losses, vector = trained(1)
+    found, other = trained(min(2, Threads.nthreads()))
+    @test found ≈ losses && other ≈ vector
+    alone = NETWORK.Communicator(0, 1, identity)
+    message = message_of() do
+        train_epoch!(Trainer(Chain(layer(), Dense(3 => 2); dtype=Float64); batch_size=8, threads=1, communicator=alone), x, y)
+    end
+    @test occursin("of a whole batch", message) && occursin("train it in one process", message)
+end
+
+@testset "tensors of the same parameters may change places" begin
+    parameters = Chain(Dense(3 => 3; name="a"), Dense(3 => 3; name="b"); dtype=Float64).parameters
+    before = as_dict(parameters)
+    load!(parameters, Dict("a.weight" => parameters["b.weight"], "b.weight" => parameters["a.weight"],
+        "a.bias" => before["a.bias"], "b.bias" => before["b.bias"]))
+    @test parameters["a.weight"] == before["b.weight"] && parameters["b.weight"] == before["a.weight"]
 end
 
 @testset "a chain's ids, parameters and edits" begin

@@ -688,6 +688,28 @@ end
     @test_throws ParameterError NETWORK.load_state!(second, (numbers=Int[1], first=[], second=[], total=[]))
 end
 
+@testset "the state of another optimizer, or of other numbers, is refused" begin
+    new(optimizer, T=Float32) = Trainer(Chain(Dense(4 => 2); dtype=T); optimizer=optimizer, batch_size=10, threads=1)
+    begun(optimizer) = (trainer = new(optimizer);
+        train_epoch!(trainer, randn(MersenneTwister(1), Float32, 4, 40), repeat([1, 2], 20)); NETWORK.training_state(trainer))
+    velocity = begun(SGD(0.1; momentum=0.9))
+    for optimizer in (RMSProp(0.1), Adam(0.1))
+        other = new(optimizer)
+        @test_throws ParameterError NETWORK.load_state!(other, velocity)
+        @test all(iszero, NETWORK.training_state(other).first)
+    end
+    @test_throws ParameterError NETWORK.load_state!(new(Adam(0.1)), begun(RMSProp(0.1; momentum=0.9)))
+    @test_throws ParameterError NETWORK.load_state!(new(SGD(0.1; momentum=0.9), Float64), velocity)
+    NETWORK.load_state!(new(SGD(0.1; momentum=0.5)), velocity)
+end
+
+@testset "settings are not added to those of a loss" begin
+    smooth = loss_of("softmax_cross_entropy"; label_smoothing=0.1)
+    @test loss_of(smooth) === smooth
+    @test occursin("no others are added", message_of(() -> loss_of(smooth; ignored_class=2)))
+    @test loss_of(softmax_cross_entropy; ignored_class=2).ignored == 2
+end
+
 @testset "asking what a step takes changes nothing, and tells of every layer and the update: $layer" for layer in (Dropout(0.5), BatchNorm(16))
     x, y, order = problem()
     function trained(asks)

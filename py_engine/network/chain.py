@@ -15,7 +15,7 @@ from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.embedding import Embedding
 from py_engine.network.initialisers import ParameterSpec, initialise, stream
-from py_engine.network.layers import Layer, dropouts_of
+from py_engine.network.layers import Dropout, Layer, held_layers
 from py_engine.network.parameters import Parameters
 
 Shape = tuple[int, ...]
@@ -108,13 +108,17 @@ class Chain:
 
     @property
     def couples_batch(self) -> str | None:
-        """The id of the first layer in which the samples of a batch affect each other in training, or None."""
-        return next((name for name, layer in self.layers.items() if layer.couples_batch), None)
+        """The first layer, its id and place, in which the samples of a batch affect each other in training, or None."""
+        return next((name for name, layer in self._held().items() if layer.couples_batch), None)
 
     @property
     def splits(self) -> bool:
         """Whether a batch can be split over threads: if its samples affect each other, then by sums over it."""
-        return all(layer.sums_over_batch or not layer.couples_batch for layer in self.layers.values())
+        return all(layer.sums_over_batch or not layer.couples_batch for layer in self._held().values())
+
+    def _held(self) -> dict[str, Layer]:
+        """The layers, and those that they hold."""
+        return held_layers(self.layers, Layer)  # type: ignore[type-abstract]  # none is made
 
     # Editing ----------------------------------------------------------------------------------------------
 
@@ -191,7 +195,7 @@ class Chain:
         else:
             for name, spec in specs.items():
                 parameters.put(name, kept[name] if name in kept else initialise(spec, stream(self.seed, name), dtype))
-        for name, dropout in dropouts_of(layers).items():
+        for name, dropout in held_layers(layers, Dropout).items():
             dropout.place = name.partition(".")[2] or dropout.place
         self.layers, self.parameters = layers, parameters
 

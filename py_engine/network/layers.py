@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -478,24 +478,31 @@ def settings_of(layer: Layer) -> dict[str, Any]:
     return {name: vars(layer)[name] for name in inspect.signature(type(layer)).parameters if name in vars(layer)}
 
 
-def dropouts_of(layers: Mapping[str, Layer]) -> dict[str, Dropout]:
-    """Return the dropout layers among these and in what they hold, by their names: `layer`, or `layer.place`."""
-    found = {name: layer for name, layer in layers.items() if isinstance(layer, Dropout)}
-    seen = {id(layer) for layer in found.values()}
+Kind = TypeVar("Kind", bound=Layer)
+
+
+def held_layers(layers: Mapping[str, Layer], kind: type[Kind]) -> dict[str, Kind]:
+    """Return the layers of a kind among these and in what they hold, by their names: `layer`, or `layer.place`."""
+    found = {name: layer for name, layer in layers.items() if isinstance(layer, kind)}
+    known = {id(layer) for layer in found.values()}
+    looked_into: set[int] = set()
 
     def look(value: Any, name: str) -> None:
-        if id(value) in seen:
+        if isinstance(value, kind) and id(value) not in known:
+            known.add(id(value))
+            free = name
+            while free in found:  # such as of the keys 1 and "1"
+                free += "'"
+            found[free] = value
+        is_layer = isinstance(value, Layer)
+        if id(value) in looked_into or not (
+            is_layer or isinstance(value, Mapping | list | tuple) or isinstance(getattr(value, "layers", None), Mapping)
+        ):
             return
-        if isinstance(value, Dropout):
-            seen.add(id(value))
-            while name in found:  # such as of the keys 1 and "1"
-                name += "'"
-            found[name] = value
-        elif isinstance(value, Layer | Mapping | list | tuple) or isinstance(getattr(value, "layers", None), Mapping):
-            seen.add(id(value))
-            held = vars(value) if isinstance(value, Layer) else getattr(value, "layers", value)
-            for key, part in held.items() if isinstance(held, Mapping) else enumerate(held):
-                look(part, f"{name}.{key}")
+        looked_into.add(id(value))
+        held = vars(value) if is_layer else getattr(value, "layers", value)
+        for key, part in held.items() if isinstance(held, Mapping) else enumerate(held):
+            look(part, f"{name}.{key}")
 
     for name, layer in layers.items():
         look(layer, name)
@@ -514,6 +521,11 @@ def update(parameter: Tensor, value: Tensor) -> None:
     """Give a parameter that is not trained a new value, from a layer's `forward` in training.
 
     Eagerly that happens at once. A trainer collects the updates and makes them part of its step; in a function
-    that anything else compiles, they are left out.
+    that anything else compiles, they are left out. See `latest`.
     """
     state.update(parameter, ops.stop_gradient(value))
+
+
+def latest(parameter: Tensor) -> Tensor:
+    """The value that a parameter has by now: that of the last `update` in this step, or else its own."""
+    return next((value for updated, value in reversed(STATE.updates or ()) if updated is parameter), parameter)

@@ -31,7 +31,8 @@ class Loss:
 
     `prepare(outputs_shape, targets, dtype)` checks targets and turns them into what the loss takes; it raises
     `LabelError`. `counts_answers` says whether `metrics.accuracy` means something beside this loss. `settings` are
-    those that were given, by name; see `get`.
+    those that were given, by name; see `get`. `is_mean` says whether it is a mean over the targets, so that the loss of
+    a batch is that of its parts, weighted by their sizes: only then threads or processes compute parts of a batch.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Loss:
     prepare: Callable[..., NDArray[Any]]
     counts_answers: bool
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    is_mean: bool = False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss, a scalar tensor."""
@@ -68,7 +70,7 @@ class Loss:
 
 
 def get(loss: str | Loss, **settings: Any) -> Loss:
-    """The loss of that name with these settings; a `Loss` is returned as it is.
+    """The loss of that name with these settings; a `Loss`, which has its settings, is returned as it is.
 
     Args:
         loss: a name from `LOSSES`.
@@ -78,9 +80,15 @@ def get(loss: str | Loss, **settings: Any) -> Loss:
         positive_weight: of binary_cross_entropy: how much the part of a loss for target 1 counts.
 
     Raises:
-        ConfigurationError: another name, a setting that the loss has not, or a value that it does not take.
+        ConfigurationError: another name, a setting that the loss has not, or a value that it does not take; settings of
+            a `Loss`.
     """
     if isinstance(loss, Loss):
+        if settings:
+            raise ConfigurationError(
+                f"{loss.name}: this Loss has its settings ({dict(loss.settings) or 'none'}), and no others are added "
+                f"({', '.join(settings)}): give its name with all of them"
+            )
         return loss
     if not isinstance(loss, str) or loss not in LOSSES:
         raise ConfigurationError(f"unknown loss {loss!r}; there are: {', '.join(LOSSES)}")
@@ -240,8 +248,14 @@ def _row(where: tuple[int, ...]) -> str:
 LOSSES: dict[str, Loss] = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", _softmax_cross_entropy, _classes, counts_answers=True),
-        Loss("binary_cross_entropy", ops.binary_cross_entropy, _binary, counts_answers=True),
-        Loss("mean_squared_error", ops.mean_squared_error, partial(_reals, "mean_squared_error"), counts_answers=False),
+        Loss("softmax_cross_entropy", _softmax_cross_entropy, _classes, counts_answers=True, is_mean=True),
+        Loss("binary_cross_entropy", ops.binary_cross_entropy, _binary, counts_answers=True, is_mean=True),
+        Loss(
+            "mean_squared_error",
+            ops.mean_squared_error,
+            partial(_reals, "mean_squared_error"),
+            counts_answers=False,
+            is_mean=True,
+        ),
     )
 }

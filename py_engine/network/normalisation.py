@@ -11,7 +11,7 @@ from py_engine.ad.ops.arguments import is_real
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network.initialisers import ParameterSpec
-from py_engine.network.layers import Layer, Shape, Tensors, update
+from py_engine.network.layers import Layer, Shape, Tensors, latest, update
 from py_engine.network.meeting import samples_of, sum_of_parts
 
 
@@ -78,7 +78,7 @@ class BatchNorm(Layer, op="batch_norm"):
 
     def _move(self, running: Tensor, found: Tensor) -> None:
         found = ops.stop_gradient(ops.reshape(found, (self.channels,)))
-        update(running, (1 - self.momentum) * ops.stop_gradient(running) + self.momentum * found)
+        update(running, (1 - self.momentum) * ops.stop_gradient(latest(running)) + self.momentum * found)
 
 
 class LayerNorm(Layer, op="layer_norm"):

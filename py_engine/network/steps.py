@@ -431,6 +431,11 @@ def make_step(
                 f"layer {chain.couples_batch!r} needs a whole batch, so that it can't be trained sample by sample; "
                 "switch the technique batched on"
             )
+        if not loss.is_mean:
+            raise ConfigurationError(
+                f"{loss.name} is not known to be a mean over the targets, so that it can't be trained sample by "
+                "sample: say so (is_mean=True) if it is, or switch the technique batched on"
+            )
         if loss.couples_batch:
             raise ConfigurationError(
                 f"{loss.name} with {' and '.join(loss.settings)} is the mean of a whole batch by weights, so that "
@@ -442,7 +447,9 @@ def make_step(
         return Eager(chain, loss, gradient, threads)
     trace = partial(_traced, chain, loss, x, y, samples, techniques)
     whole = trace(samples)
-    may_split = threads > 1 and samples >= 2 * threads and chain.splits
+    may_split = threads > 1 and samples >= 2 * threads and chain.splits and loss.is_mean
+    if whole[2] and not chain.couples_batch:  # what a layer keeps of a batch would be of one part
+        may_split = False
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
         meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
         with entering(one_blas_thread=True):

@@ -42,7 +42,8 @@ from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFini
 from py_engine.network import losses
 from py_engine.network.chain import Chain
 from py_engine.network.dropout_streams import DropoutStreams
-from py_engine.network.layers import dropouts_of, settings_of
+from py_engine.network.embedding import Embedding
+from py_engine.network.layers import Dropout, held_layers, settings_of
 from py_engine.network.lazy_updates import LOOKED_UP, WINDOW, LazyUpdates
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
@@ -130,13 +131,18 @@ class Trainer:
                 f"layer {chain.couples_batch!r} needs the statistics of a whole batch, of which each process would "
                 "have a part: train it in one process, or take layer normalisation instead"
             )
+        if self.parallel is not None and not self.loss.is_mean:
+            raise ConfigurationError(
+                f"{self.loss.name} is not known to be a mean over the targets, of which each process has a part: "
+                "say so (is_mean=True) if it is, or train it in one process"
+            )
         if self.parallel is not None and self.loss.couples_batch:
             raise ConfigurationError(
                 f"{self.loss.name} with {' and '.join(self.loss.settings)} is the mean of a whole batch by weights, of "
                 "which each process would know a part: train it in one process"
             )
         self._batch = self.batch_size if self.parallel is None else self.parallel.part(self.batch_size)[1]
-        dropouts = dropouts_of(chain.layers)
+        dropouts = held_layers(chain.layers, Dropout)
         for layer in dropouts.values():
             layer.rank = self._rank
         self._streams = DropoutStreams(dropouts)
@@ -555,18 +561,24 @@ class Trainer:
                     "that their layer declares with trainable=False; set it to True"
                 )
         key = self._key(samples, x, y)
-        if key not in self._steps:
+        planned = *key, y.dtype.str  # which a loss of a user's own may leave as it is
+        if planned not in self._steps:
             with self._blas_threads(self.threads), self._streams.tracing(key):
                 step = make_step(
                     *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),
                     self._lazy_parameter(samples, x),
                 )
+            if self.parallel is not None and step.updates:
+                raise ConfigurationError(
+                    "a layer keeps statistics of a whole batch, of which each process would have a part: train it in "
+                    "one process"
+                )
             if isinstance(step, Replay) and step.uses_team:
                 with self._blas_threads(1):
                     step.work_in(self._all_threads())
-            self._steps[key] = self._planned = step
+            self._steps[planned] = self._planned = step
             self._updates.clear()
-        return self._steps[key]
+        return self._steps[planned]
 
     def _try(self, step: Step, x: Array, y: Array, rows: Rows, finish: Callable[[float], float]) -> float:
         """Train in one of the ways to use threads that may be the fastest, and keep the time.
@@ -715,8 +727,9 @@ class Trainer:
             return np.ascontiguousarray(array)
         ids = np.ascontiguousarray(array, np.int64)
         if self._checked() is not ids:  # once for each array: that no replay reads elsewhere does not depend on it
-            (vocabulary, _) = self.parameters[f"{embedding}.weight"].shape
-            check_ids(ids, vocabulary, f"layer {embedding!r}")
+            readers = [(e.vocabulary, name) for name, e in self.chain.layers.items() if isinstance(e, Embedding)]
+            vocabulary, name = min(readers)  # in a graph several may read the samples
+            check_ids(ids, vocabulary, f"layer {name!r}")
             self._checked = weakref.ref(ids)
         return ids
 

@@ -21,7 +21,7 @@ import pytest
 
 from bridge import registry
 from bridge.registry import Availability, Registered
-from experiments import cli, papers
+from experiments import cli, doctor, papers
 from experiments.measures import ablation, roofline
 from experiments.measures.registry import MEASURES
 from experiments.report import Built
@@ -267,6 +267,13 @@ def test_the_doctor_finds_this_machine_fit_and_says_what_the_data_needs(twingrad
     assert "TWINGRAD_DATA" in findings["data mnist"]["advice"]
 
 
+@pytest.fixture
+def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor asks for no steps of each study's network, which takes seconds."""
+    monkeypatch.setattr(doctor, "_threads_in_step", lambda *_: "one thread")
+
+
+@pytest.mark.usefixtures("no_steps")
 def test_the_doctor_ends_with_1_when_results_have_no_place(twingrad: Any, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     said = twingrad("doctor", "--results", tmp_path / "taken")
@@ -274,6 +281,7 @@ def test_the_doctor_ends_with_1_when_results_have_no_place(twingrad: Any, tmp_pa
     assert re.search(r"PROBLEM +results", said.out)
 
 
+@pytest.mark.usefixtures("no_steps")
 def test_a_damaged_data_file_is_named_and_no_sample_stands_in_for_it(twingrad: Any, tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import lzma
 import os
@@ -233,6 +234,25 @@ def test_a_damaged_record_is_named_and_set_aside_and_nothing_is_deleted(kind: st
     make(path)  # a second one of the same name has its own place
     assert use(results) and os.path.lexists(moved.with_name(f"{moved.name}.1"))
     assert use(results) == []
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_record_that_cannot_be_read_stays_where_it_is(
+    code: int, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = next(results.raw.glob("*.json"))
+    contents, opened = path.read_bytes(), Path.open
+
+    def refused(self: Path, *args: Any, **options: Any) -> Any:
+        if self == path:
+            raise OSError(code, os.strerror(code))
+        return opened(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ResultsError, match=rf"{path} can't be read: .*: let this user read it, or choose another"):
+        use(results)
+    monkeypatch.undo()
+    assert path.read_bytes() == contents and use(results) == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DAMAGE if kind != "another's"])

@@ -64,3 +64,14 @@ def test_what_every_output_says_of_the_machine() -> None:
     assert found["cpu_model"] and found["python"] and found["cores"]
     assert provenance.versions(["numpy", "no-such-distribution"]).keys() == {"numpy"}
     assert provenance.now() < provenance.now()
+
+
+def test_what_decides_how_memory_is_allocated_is_among_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD", "XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    before = provenance.settings()
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    monkeypatch.setenv("LD_PRELOAD", "another.so")
+    monkeypatch.setenv("NO_MALLOC_", "1")
+    added = {"MALLOC_ARENA_MAX": "1", "LD_PRELOAD": "another.so"}
+    assert provenance.settings() == {"settings": before.get("settings", {}) | added}

@@ -810,7 +810,27 @@ def test_rounds_of_two_races_are_not_paired(fake: ModuleType, view_of: ViewOf) -
     )
 
 
-@pytest.mark.parametrize("setting", ["training_digest", "dtype"])
+def test_a_race_of_another_profile_is_not_shown(fake: ModuleType, view_of: ViewOf) -> None:
+    """Nor is the scaling of another one; a race alone, by hand, is."""
+    whole, quick = fake.rows(seeds=1), fake.rows(seeds=1, profile="quick")
+    for rows in (whole, quick):
+        races = [run for run in rows["runs"] if run["key"] == "race-2"]
+        rows["runs"] += [run | {"measure": "scaling", "key": "scaling"} for run in races]
+    quick = {name: items if name in ("race", "scaling", "runs") else [] for name, items in quick.items()}
+    quick["runs"] = [run for run in quick["runs"] if run["measure"] in ("race", "scaling")]
+    for items in quick.values():
+        for item in items:
+            item |= {"created": "2002-01-01T00:00:00+00:00", "key": item["key"] + "-quick"}
+    view = view_of(whole, quick)
+    assert view.profile == "full"
+    for name in ("race", "scaling"):
+        assert len(view.table(name)) and not view.table(name)["key"].str.contains("-quick").any()
+    trained = {name: [] if name in ("race", "scaling") else items for name, items in whole.items()}
+    trained["runs"] = [run for run in trained["runs"] if run["measure"] not in ("race", "scaling")]
+    assert view_of(trained, quick).table("race")["key"].str.contains("-quick").all()
+
+
+@pytest.mark.parametrize("setting", ["training_digest", "dtype", "framework_version"])
 def test_runs_with_other_settings_are_not_averaged_in(fake: ModuleType, view_of: ViewOf, setting: str) -> None:
     """Such as after a change of the paper's file."""
     old, new = fake.rows(seeds=3, engines=("numpy", "torch")), fake.rows(seeds=1, engines=("numpy",))

@@ -21,7 +21,7 @@ CAMPAIGN = os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign"
 ENGINES = ["numpy", "torch"] if CAMPAIGN else ["numpy"]
 """A campaign kills PyTorch's processes, too: most of its time is that of importing it into each."""
 COMMAND = ["run", "mnist-cnn-batch100", "--profile", "sample", "--engines", ",".join(ENGINES)]
-KILLS = 20 if CAMPAIGN else 3
+KILLS = 20 if CAMPAIGN else 2
 
 
 def started(tmp_path: Path, results: str) -> subprocess.Popen[bytes]:

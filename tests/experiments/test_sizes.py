@@ -805,9 +805,15 @@ def test_the_text_says_how_many_steps_are_within_their_bound_and_which_are_furth
     assert "sizes.2.julia.worst" not in found, "none is above"
 
 
+def growth_alone(fake: ModuleType) -> dict[str, list[dict[str, Any]]]:
+    """Invented rows of growth, without those of the other measures."""
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    return {name: found if name == "growth" else [] for name, found in rows.items()}
+
+
 def grown(fake: ModuleType, view_of: ViewOf, power: float) -> View:
     """Invented rows in which the Julia engine's graphs, and steps over time, grow with a power of their size."""
-    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    rows = growth_alone(fake)
     for row in rows["growth"]:
         if row["engine"] == "julia" and row["series"] in ("nodes", "length", "width"):
             row["seconds"] = 1e-6 * row["value"] ** power
@@ -849,7 +855,7 @@ def test_an_exponent_above_that_of_linear_work_is_marked_and_said_to_be_explaine
 def test_an_exponent_is_explained_by_collecting_garbage_by_the_system_and_by_the_caches(
     fake: ModuleType, view_of: ViewOf, collecting: float, system: float, cache: int, explanation: str
 ) -> None:
-    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    rows = growth_alone(fake)
     for row in rows["growth"]:
         if (row["engine"], row["series"]) == ("julia", "nodes"):
             linear, row["seconds"] = 1e-3 * row["value"], 1e-3 * row["value"] ** 1.2
@@ -877,7 +883,7 @@ def test_growth_within_a_level_of_memory_is_judged_too(
     fake: ModuleType,
     view_of: ViewOf,
 ) -> None:
-    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    rows = growth_alone(fake)
     for row in rows["growth"]:
         if (row["engine"], row["series"], row["what"]) == ("julia", "nodes", "eager gradient"):
             row |= {"seconds": dict(zip((100, 1000, 10_000), seconds, strict=True))[row["value"]]}

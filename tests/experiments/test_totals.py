@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from bridge.worker import Worker
-from experiments import papers, sweep
+from experiments import papers, summary, sweep
 from experiments.data import imdb, mnist
 from experiments.papers import PaperFileError
 from experiments.progress import Progress
@@ -107,6 +107,8 @@ def test_each_round_trains_every_engine_in_a_new_process(tmp_path: Path, monkeyp
     assert {row["network"] for row in rows} == {"small"} and len(rows) == 4
     made = totals.sizes_totals(paper_view(paper, Tidy.load(tmp_path)))
     assert len(made.rows) == 1 and made.rows[0]["numpy_ratio"] > 0 and made.rows[0]["steps"] == 15
+    (table,) = [lines for headers, lines, _ in summary.tables([record]) if "NETWORK" in headers]
+    assert {line[1] for line in table} == {"numpy", "torch"}, "each row says whose it is"
 
 
 def test_an_engine_that_fails_is_named_and_the_others_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,6 +247,16 @@ def test_the_curve_is_a_picture_or_drawn(train: Any) -> None:
     assert code == 0 and "epoch 1 to 3; loss: ● training, ○ validation, × test" in said
 
 
+@pytest.mark.parametrize("failure", [InputError("no picture"), KeyboardInterrupt()], ids=["an error", "ctrl-C"])
+def test_weights_are_written_before_the_curve(train: Any, monkeypatch: pytest.MonkeyPatch, failure: Any) -> None:
+    def fail(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(curve, "picture", fail)
+    assert train("--epochs", "1", "--curve", "curve.png", "--save", "kept.safetensors")[0] != 0
+    assert load_file("kept.safetensors")
+
+
 def test_a_drawn_curve_has_its_marks_where_the_losses_are() -> None:
     history = [{"epoch": epoch, "loss": 10.0 - epoch} for epoch in range(1, 11)]
     lines = curve.drawn(history)

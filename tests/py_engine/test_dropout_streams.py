@@ -10,7 +10,7 @@ import pytest
 from py_engine.ad.techniques import Techniques
 from py_engine.errors import ParameterError
 from py_engine.network import Adam, Chain, Dense, Dropout, Layer, Trainer
-from py_engine.network.layers import dropouts_of
+from py_engine.network.layers import held_layers
 
 ROWS, BATCH = 22, 8
 
@@ -105,14 +105,14 @@ def test_dropout_layers_that_a_layer_holds_resume(data, threads, split):
 def test_a_dropout_layer_in_two_places_is_one():
     held, shared = Held(), Dropout(0.5)
     held.first = held.others["of"][0] = shared
-    assert list(dropouts_of({"held": held})) == ["held.first", "held.others.of.1"]
-    assert list(dropouts_of({"held": held, "again": shared})) == ["again", "held.others.of.1"]
+    assert list(held_layers({"held": held}, Dropout)) == ["held.first", "held.others.of.1"]
+    assert list(held_layers({"held": held, "again": shared}, Dropout)) == ["again", "held.others.of.1"]
 
 
 def test_dropout_layers_that_a_chain_in_a_layer_holds_are_found_and_names_differ():
     held = Held()
     held.first, held.others = Chain(Dropout(0.5)), {1: Dropout(0.5), "1": Dropout(0.5)}
-    assert list(dropouts_of({"held": held})) == ["held.first.dropout", "held.others.1", "held.others.1'"]
+    assert list(held_layers({"held": held}, Dropout)) == ["held.first.dropout", "held.others.1", "held.others.1'"]
 
 
 def probe(trainer, data, rows):

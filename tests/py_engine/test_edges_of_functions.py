@@ -10,8 +10,9 @@ import pytest
 import py_engine as pe
 from py_engine import Tensor
 from py_engine.ad import ops
+from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.ops import blocks, convolution
-from py_engine.errors import DTypeError
+from py_engine.errors import DTypeError, ShapeError
 
 LARGE = 20_000
 """Elements from which on `where` selects by bits."""
@@ -382,3 +383,62 @@ def test_a_tensor_of_numpys_scalar_holds_an_array(number):
         expected, found = function(number), function(x)
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found.numpy(), expected)
+
+
+ELEVEN, MANY = np.arange(11, dtype=np.float32), np.arange(101, dtype=np.float32)
+AT_EDGES = {
+    "percentile lower": (lambda x: np.percentile(x, 70, method="lower"), ELEVEN),
+    "percentile higher": (lambda x: np.percentile(x, 30, method="higher"), ELEVEN),
+    "percentile midpoint": (lambda x: np.percentile(x, 30, method="midpoint"), ELEVEN),
+    "percentile inverted": (lambda x: np.percentile(x, 30, method="inverted_cdf"), ELEVEN[:10]),
+    "percentile averaged": (lambda x: np.percentile(x, [30, 70], method="averaged_inverted_cdf"), ELEVEN[:10]),
+    "nanpercentile": (lambda x: np.nanpercentile(x, 29, method="lower"), MANY),
+    "nanquantile": (lambda x: np.nanquantile(x, 0.29, method="lower"), MANY),
+    "nanquantile linear": (lambda x: np.nanquantile(x, [0.29, 0.3]), MANY),
+    "correlate": (lambda x: np.correlate(x, np.array([1.0, 2.0, 3.0]), "same"), np.array([1.0, 10.0])),
+    "correlate even": (lambda x: np.correlate(x, np.array([1.0, 2.0, 3.0, 4.0]), "same"), np.array([1.0, 10.0])),
+    "correlate odd": (lambda x: np.correlate(x, np.arange(5.0), "same"), np.array([1.0, 10.0, 100.0])),
+    "gradient unsigned": (lambda x: np.gradient(x, np.array([0, 1, 3, 7], np.uint32)), np.array([1.0, 2, 10, 50])),
+    "gradient falling": (lambda x: np.gradient(x, np.array([3, 2, 1, 0], np.uint32)), np.array([1.0, 2, 10, 50])),
+    "gradient large": (lambda x: np.gradient(x, np.array([0, 40000, 120000], np.int32)), np.array([1.0, 2, 10])),
+    "gradient bytes": (lambda x: np.gradient(x, np.array([0, 100, 250], np.uint8)), np.array([1.0, 2, 10])),
+    "gradient spacing": (lambda x: np.gradient(x, np.int32(2**30 + 1)), np.array([1.0, 2, 10])),
+    "divide.reduce": (lambda x: np.divide.reduce(x), np.array([1e30, 1e20, 1e20], np.float32)),
+    "divide.reduce small": (lambda x: np.divide.reduce(x), np.array([1e-30, 1e-30, 1e-30], np.float32)),
+    "divide.reduce axis": (lambda x: np.divide.reduce(x, axis=1), np.arange(1.0, 13).reshape(2, 3, 2)),
+    "divide.reduce one": (lambda x: np.divide.reduce(x), np.array([3.0])),
+    "apply_over_axes": (lambda x: np.apply_over_axes(np.sum, x, [0, 2]), np.ones((2, 3, 4))),
+}
+
+
+@pytest.mark.parametrize("name", AT_EDGES)
+def test_numbers_are_numpys_where_rounding_or_small_dtypes_would_make_others(name):
+    function, x = AT_EDGES[name]
+    expected, found = function(x), function(pe.Tensor(x))
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+    if x.dtype == np.float64:
+        gradcheck(function, x)
+
+
+def test_a_ramp_of_whole_numbers_is_made_of_floats():
+    given = {"mode": "linear_ramp", "end_values": 0.9}
+    x = np.array([10])
+    np.testing.assert_array_equal(np.pad(pe.Tensor(x), (4, 0), **given).numpy(), np.pad(x, (4, 0), **given))
+    pairs = {"mode": "linear_ramp", "end_values": ((0.5, 7.9),)}
+    np.testing.assert_array_equal(np.pad(pe.Tensor(x), (3, 5), **pairs).numpy(), np.pad(x, (3, 5), **pairs))
+
+
+def test_a_result_of_another_shape_is_refused_over_axes():
+    with pytest.raises(ShapeError, match=r"apply_over_axes: the function's result must have 3 axes, or one less"):
+        np.apply_over_axes(lambda a, axis: np.sum(a), pe.Tensor(np.ones((2, 3, 4))), [0])
+
+
+def test_weights_of_a_histogram_are_added_in_float64():
+    x = np.full(50_000, 0.5, np.float32)
+    w = np.full(50_000, 0.1, np.float32)
+    found, edges = np.histogram(pe.Tensor(x), 2, (0, 1), weights=w)
+    expected, its_edges = np.histogram(x, 2, (0, 1), weights=w)
+    assert found.dtype == expected.dtype == np.float32
+    np.testing.assert_allclose(found.numpy(), expected, rtol=2e-7)
+    np.testing.assert_allclose(edges.numpy(), its_edges)

@@ -7,7 +7,7 @@
 """Dual numbers, and derivatives by them."""
 module DualNumbers
 
-using LinearAlgebra: LinearAlgebra, Bidiagonal, Diagonal, Hermitian, SymTridiagonal, Symmetric, Tridiagonal
+using LinearAlgebra: LinearAlgebra, norm, Bidiagonal, Diagonal, Hermitian, SymTridiagonal, Symmetric, Tridiagonal
 using ..AD: AD, DualNumber, Elements, GraphNode, digamma, erfc, logaddexp, sigmoid, sinc_slope
 using ..Errors: NotDifferentiableError, ShapeError
 using ...Versions: Versions
@@ -211,6 +211,10 @@ for f in (:eps, :floatmin, :floatmax, :typemin, :typemax)
     @eval Base.$f(::Type{D}) where {N,T,L,D<:Dual{N,T,L}} = constant(D, $f(T))
 end
 Base.eps(d::Dual) = eps(d.value)
+# Without these `≈` would be `==`, and a range would end where rounding lets it, or never.
+Base.rtoldefault(::Type{<:Dual{N,T}}) where {N,T} = Base.rtoldefault(T)
+Base.:(:)(a::D, b::D) where {D<:Dual} = a:one(D):b
+Base.:(:)(a::D, step::D, b::D) where {D<:Dual} = StepRangeLen(a, step, length(a.value:step.value:b.value))
 Base.precision(::Type{D}) where {N,T,L,D<:Dual{N,T,L}} = precision(T)
 
 for f in (:isnan, :isinf, :isfinite, :isinteger, :signbit, :iseven, :isodd)
@@ -319,6 +323,14 @@ end
     D = dual_type(Val(N), S, Val(L))
     return chained(convert(D, u), convert(D, v), convert(S, y), convert(S, da), convert(S, db))
 end
+
+# Whole quotients jump, and do not change between these places.
+for (f, mode) in ((:div, :ToZero), (:fld, :Down), (:cld, :Up))
+    @eval Base.$f(u::D, v::D) where {D<:Dual} = constant(D, $f(u.value, v.value))
+    @eval Base.div(u::D, v::D, ::RoundingMode{$(QuoteNode(mode))}) where {D<:Dual} = constant(D, $f(u.value, v.value))
+end
+Base.rem2pi(u::Dual, mode::RoundingMode) = chained(u, rem2pi(u.value, mode), one(u.value))
+LinearAlgebra.normalize(x::AbstractVector{<:Dual}, p::Real=2) = x ./ norm(x, p)
 
 @inline Base.:+(u::Dual) = u
 @inline Base.:-(u::Dual) = chained(u, -u.value, -one(u.value))

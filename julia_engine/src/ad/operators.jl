@@ -71,7 +71,9 @@ value_of(::Val{P}) where {P} = P
 const RUNS = Threads.Atomic{Int}(1)
 
 function generic(@nospecialize(f), operands::Vector{Any}, @nospecialize(args))
-    parentmodule(f) in (Base, Core, Base.Math) && no_op(f)
+    # What holds something, such as sin ∘ cos or >(0), is run as the user's functions are.
+    holds = !(f isa Type) && fieldcount(typeof(f)) > 0
+    holds || parentmodule(f) in (Base, Core, Base.Math) && no_op(f)
     # A function of the user's own, such as x -> x^2 + sin(x): run it once, on numbers that stand for all elements.
     run = Threads.atomic_add!(RUNS, 1)
     result = try
@@ -126,12 +128,15 @@ once_for_all(what::String) = TraceError("a function that is dotted over a tensor
     "all elements, so that it cannot compute with $what for each of them; broadcast over another axis, or use vmap")
 for f in (:+, :-, :*, :/, :^, :max, :min, :<, :<=, :>, :>=, :(==), :!=, :atan, :hypot, :fld, :mod, :rem)
     @eval Base.$f(a::Elements, b::Elements) = of_elements(DOTTED[$f], (a, b))
-    for T in (:AbstractFloat, :Integer, :Rational)  # one by one: fewer, wider methods would be ambiguous with Base's
+    for T in (:AbstractFloat, :Integer, :Rational, :AbstractIrrational)  # one by one: fewer, wider methods would be ambiguous with Base's
         @eval Base.$f(a::Elements, b::$T) = of_elements(DOTTED[$f], (a, b))
         @eval Base.$f(a::$T, b::Elements) = of_elements(DOTTED[$f], (a, b))
     end
 end
 Base.:-(a::Elements) = of_elements(DOTTED[-], (a,))
+Base.:^(::Irrational{:ℯ}, b::Elements) = of_elements(EXP, (b,))
+Base.zero(a::Elements) = of_elements(x -> literal(x.eltype, 0), (a,))
+Base.one(a::Elements) = of_elements(x -> literal(x.eltype, 1), (a,))
 @static if Versions.IFELSE_TAKES_METHODS
     Base.ifelse(c::Elements, a::Real, b::Real) = of_elements(choose, (c, a, b))
 end

@@ -103,11 +103,12 @@ function keep_state!(parameters::Parameters, news::Vector{Tuple{Int,Tensor}})
     end
 end
 
-"""Whether the samples of a batch affect each other's results in training."""
-couples_batch(chain::Chain) = any(couples_batch, chain.layers)
+"""Whether the samples of a batch affect each other's results in training, in a layer or in one that a layer holds."""
+couples_batch(chain::Chain) = any(found -> couples_batch(found.second), held_layers(chain.layers, Layer))
 
 """Whether a batch can be split over threads: if its samples affect each other, then by sums over it."""
-splits(chain::Chain) = all(layer -> !couples_batch(layer) || sums_over_batch(layer), chain.layers)
+splits(chain::Chain) = all(found -> !couples_batch(found.second) || sums_over_batch(found.second),
+    held_layers(chain.layers, Layer))
 
 """Whether the samples are Int64 token ids: the first layer that looks at values is an [`Embedding`](@ref)."""
 function takes_ids(chain::Chain)
@@ -260,7 +261,7 @@ end
 
 """Let the dropout layers know their places, from which they have different streams."""
 function placed!(chain::Chain)
-    for (place, layer) in dropouts(chain.layers)
+    for (place, layer) in held_layers(chain.layers, Dropout)
         isempty(place) || (layer.place = place)  # in a chain that a layer holds it has that of the whole
     end
     return chain

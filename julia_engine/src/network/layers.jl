@@ -458,36 +458,36 @@ new_stream(layer::Dropout, scope::String, number::Int) =
         layer.rank == 0 ? "" : "/$(layer.rank)")), Int64))
 Base.show(io::IO, layer::Dropout) = print(io, "Dropout(", layer.rate, ")")
 
-"""The dropout layers among these and in what they hold, chains too, each with its place there; it is "" among these."""
-function dropouts(layers::Vector{Layer})
-    found = Pair{String,Dropout}[]
+"""The layers of a kind among these and in what they hold, chains too, each with its place there; it is "" among these."""
+function held_layers(layers::Vector{Layer}, @nospecialize(kind::Type))
+    found = Pair{String,Layer}[]
     seen = Base.IdSet{Any}()
     for layer in layers
-        layer isa Dropout && find_dropouts!(found, seen, layer, "")
+        layer isa kind && find_layers!(found, seen, layer, "", kind)
     end
     for layer in layers
-        find_dropouts!(found, seen, layer, "")
+        find_layers!(found, seen, layer, "", kind)
     end
     return found
 end
 
-function find_dropouts!(found::Vector{Pair{String,Dropout}}, seen::Base.IdSet{Any}, @nospecialize(value), place::String)
+function find_layers!(found::Vector{Pair{String,Layer}}, seen::Base.IdSet{Any}, @nospecialize(value), place::String,
+        @nospecialize(kind::Type))
     value isa Union{Layer,Chain,Tuple,NamedTuple,AbstractVector,AbstractDict} && !(value in seen) || return nothing
     push!(seen, value)
-    if value isa Dropout
-        push!(found, place => value)
-    elseif value isa Layer
+    value isa kind && push!(found, place => value)
+    if value isa Layer
         for name in fieldnames(typeof(value))
-            isdefined(value, name) && find_dropouts!(found, seen, getfield(value, name), within(place, name))
+            isdefined(value, name) && find_layers!(found, seen, getfield(value, name), within(place, name), kind)
         end
     elseif value isa Chain
         for (id, layer) in zip(value.ids, value.layers)
-            find_dropouts!(found, seen, layer, within(place, id))
+            find_layers!(found, seen, layer, within(place, id), kind)
         end
     elseif !(eltype(value) <: Union{Number,AbstractString})
         for name in keys(value)
             value isa AbstractArray && !isassigned(value, name) && continue
-            find_dropouts!(found, seen, value[name], within(place, name))
+            find_layers!(found, seen, value[name], within(place, name), kind)
         end
     end
     return nothing

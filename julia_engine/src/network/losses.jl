@@ -81,6 +81,8 @@ does not take.
 function loss_of(@nospecialize(loss); class_weights=nothing, label_smoothing=0, ignored_class=nothing, positive_weight=1)
     plain = plain_loss(loss)
     class_weights === nothing && label_smoothing == 0 && ignored_class === nothing && positive_weight == 1 && return plain
+    is_plain(plain) || throw(ConfigurationError(
+        "$(plain.name): this Loss has settings, and no others are added: give its name with all of them"))
     wrong(name, expected, value) = throw(ConfigurationError("$(plain.name): $name must be $expected, got $(repr(value))"))
     given = (("class_weights", class_weights !== nothing, "softmax_cross_entropy"),
         ("label_smoothing", label_smoothing != 0, "softmax_cross_entropy"),

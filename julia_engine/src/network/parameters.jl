@@ -123,8 +123,10 @@ function load!(p::Parameters, values::AbstractDict)
         eltype(values[name]) <: Real || throw(ParameterError(
             "parameter $name: expected real numbers, got $(eltype(values[name]))"))
     end
-    for (name, array) in zip(keys(p), p.arrays)
-        array .= values[name]
+    # Of these parameters' own memory, such as two tensors that change places, all is read before any is written.
+    given = AbstractArray[Base.mightalias(values[name], p.vector) ? copy(values[name]) : values[name] for name in keys(p)]
+    for (array, value) in zip(p.arrays, given)
+        array .= value
     end
     return p
 end

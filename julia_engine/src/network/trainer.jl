@@ -67,6 +67,8 @@ mutable struct Trainer{T,O<:Optimizer}
     blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
     update_seconds::Float64  # the least of an update since a plan was made
     communicator::Union{Nothing,Communicator}
+    couples::Bool  # the samples of a batch affect each other, in the chain or in the loss
+    splits::Bool  # they do so by sums alone
 end
 
 AD.watched_parts(trainer::Trainer) = (trainer.chain,)
@@ -88,8 +90,8 @@ end
 
 function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_size::Int, threads::Int, accumulate::Int,
         techniques::Techniques, communicator::Union{Nothing,Communicator}=nothing) where {T,O<:Optimizer}
-    splits = techniques.split_batch && techniques.batched && techniques.replay
-    threads <= Threads.nthreads() || !splits || throw(ConfigurationError("Trainer: threads must be at most " *
+    with_team = techniques.split_batch && techniques.batched && techniques.replay
+    threads <= Threads.nthreads() || !with_team || throw(ConfigurationError("Trainer: threads must be at most " *
         "$(Threads.nthreads()), with which Julia was started, got $threads; start it with `julia -t $threads`"))
     batched_only = couples_batch(chain) && !techniques.batched
     batched_only && throw(ConfigurationError("Trainer: techniques.batched can't be switched off for a chain with layers " *
@@ -100,12 +102,12 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     set_rank!(chain, communicator)
     n = chain.parameters.layout.trained
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(optimizer, n),
-        batch_size, threads, accumulate, techniques, Team(splits ? threads : 1),
+        batch_size, threads, accumulate, techniques, Team(with_team ? threads : 1),
         AD.zeroed!(Vector{T}(undef, n)), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
         Dict{Tuple{Int,Int},Vector{Shard{T}}}(), Dict{Tuple{Int,Int},Trials}(), nothing, DropoutStreams(dropouts(chain)),
         Dict{Tuple{Int,Bool},Tape}(),
         zeros(8 * (threads + 1)), takes_ids(chain), false,
-        [(1, n)], [T[] for _ in 1:threads], Inf, communicator)
+        [(1, n)], [T[] for _ in 1:threads], Inf, communicator, couples_batch(chain) || couples_batch(loss), splits(chain))
 end
 
 """Let each process draw other numbers."""
@@ -393,8 +395,8 @@ const STREAMS_WITH_STEPS = -1
 
 All that a checkpoint needs beside the parameters and the settings, as copies: `(numbers, first, second, total)`. The
 numbers are the updates and the mini-batches since the last one, $STREAMS_WITH_STEPS, and for each dropout layer how
-many numbers its streams have, and these: see `STREAM_NUMBERS`. The vectors are the optimizer's own, and what is
-accumulated of an update.
+many numbers its streams have, and these: see `STREAM_NUMBERS`. The vectors are the optimizer's own, called `names`, and what
+is accumulated of an update.
 
 A new trainer of the same chain and settings that has the same parameters and takes this over by [`load_state!`](@ref)
 continues bit for bit as this one would. With a communicator it is the state of this process, whose streams are its own.
@@ -407,10 +409,11 @@ function training_state(trainer::Trainer)
     for found in stream_states(trainer.streams)
         append!(push!(numbers, length(found)), found)
     end
-    return (numbers=numbers, first=copy(trainer.state.first), second=copy(trainer.state.second), total=copy(trainer.total))
+    return (numbers=numbers, first=copy(trainer.state.first), second=copy(trainer.state.second), total=copy(trainer.total),
+        names=state_names(trainer.optimizer))
 end
 
-dropouts(chain::Chain) = Dropout[layer for (_, layer) in dropouts(chain.layers)]
+dropouts(chain::Chain) = Dropout[layer for (_, layer) in held_layers(chain.layers, Dropout)]
 
 """
     load_state!(trainer, state)
@@ -420,6 +423,8 @@ nothing, if it does not fit.
 """
 function load_state!(trainer::Trainer{T}, state) where {T}
     suit!(trainer.state, trainer.optimizer, length(trainer.gradient))
+    hasproperty(state, :names) && state.names != state_names(trainer.optimizer) && throw(unfit_state())
+    all(part -> isempty(part) || eltype(part) === T, (state.first, state.second, state.total)) || throw(unfit_state())
     numbers = state.numbers
     steps = get(numbers, 3, 0) == STREAMS_WITH_STEPS
     streams, next = Vector{Int64}[], steps ? 4 : 3
@@ -1069,8 +1074,8 @@ parallel region of the user's; others can wait for their turn. `available` is wh
 function threads_for(trainer::Trainer, samples::Int, available::Int=threads_to_use(trainer.team.size))
     threads = trainer.team.size
     (threads == 1 || samples < 2 * threads) && return 1
-    couples_batch(trainer.chain) || couples_batch(trainer.loss) || return threads
-    return splits(trainer.chain) && available == threads ? threads : 1
+    trainer.couples || return threads
+    return trainer.splits && available == threads ? threads : 1
 end
 
 function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
@@ -1088,7 +1093,12 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     end
     couples = any(e -> e.op.couples_batch && e.op !== SUM_OF_PARTS, shards[1].tape.program.equations)
     orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
-    length(shards) > 1 && (couples || length(orders) > 1) && (shards = make(1))  # parts of other orders would wait for each other
+    # What a layer keeps of a batch without sums over it would be of one part.
+    keeps = !couples_batch(trainer.chain) && any(shard -> !isempty(shard.states), shards)
+    keeps && trainer.communicator !== nothing && throw(ConfigurationError("Trainer: a layer keeps statistics of a whole batch, of " *
+        "which each process would have a part: train it in one process"))
+    # Parts of other orders would wait for each other.
+    length(shards) > 1 && (couples || keeps || length(orders) > 1) && (shards = make(1))
     trainer.dense = dense_stretches(trainer.parameters.layout, shards[1].columns)
     trainer.update_seconds = Inf
     for block in trainer.blocks, c in shards[1].columns

@@ -480,7 +480,8 @@ def quantile_of(
     sorted_rows = sort(rows)
     last = sorted_rows[..., -1]
     if isinstance(q, Tensor) or skip_nan:
-        kind = x.dtype if x.dtype in FLOATS else np.dtype(np.float64)
+        # Places are found in float64, as numpy does; in the dtype of a tensor of shares, which have a derivative.
+        kind = x.dtype if x.dtype in FLOATS and isinstance(q, Tensor) else np.dtype(np.float64)
         shares = as_floats(Literal(np.zeros((), kind)), q if isinstance(q, Tensor) else np.asarray(q, kind))[1]
         count: Tensor = Literal(np.asarray(n, kind))
         if skip_nan:
@@ -528,7 +529,7 @@ def _between(sorted_rows: Tensor, count: Tensor, shares: Tensor, method: str) ->
         between = where(equal(between, 1), 1.0, astype(less(0, between), at.dtype) * 0.5)
     elif method == "averaged_inverted_cdf":
         between = where(less(0, between), 1.0, 0.5 + 0.0 * at)
-    width = second - first
+    width, between = second - first, astype(between, as_floats(sorted_rows)[0].dtype)
     # An element itself, which may be infinite: nothing times an infinite width.
     exact = logical_and(logical_or(equal(between, 0), equal(between, 1)), logical_not(isfinite(width)))
     width = where(exact, 0.0, width)
@@ -641,11 +642,10 @@ def _percentile(
 ) -> Tensor:
     refuse("percentile", out=(out,), overwrite_input=(overwrite_input, False))
     x = as_tensor(a)
-    q = percent(shares_of("percentile", q, 100), x)
+    q = percent(shares_of("percentile", q, 100))
     return quantile_of("percentile", x, q, axis, method, flag(keepdims), weights)
 
 
-def percent(q: Any, x: Tensor) -> Any:
-    """Return percentages as shares, as numpy divides them for an array of this dtype."""
-    kind = x.dtype if x.dtype in FLOATS else np.dtype(np.float64)
-    return q / 100 if isinstance(q, Tensor) else np.true_divide(q, kind.type(100))
+def percent(q: Any) -> Any:
+    """Return percentages as shares; a number of Python's stays one, which has no dtype."""
+    return q / 100 if isinstance(q, Tensor) or type(q) in (int, float) else np.true_divide(q, 100)

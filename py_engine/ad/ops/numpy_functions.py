@@ -539,6 +539,7 @@ def _slope(x: Tensor, axis: int, spacing: Any, edge_order: int) -> Tensor:
         return part_of(x, axis, k % n, k % n + 1)
 
     h = as_tensors((x, spacing))[1]
+    h = astype(h, x.dtype) if h.dtype.kind in "iu" else h  # differences of whole numbers may wrap around
     if h.ndim > 1 or (h.ndim and h.size != n):
         raise ShapeError(f"gradient: places of shape {h.shape} do not fit the {n} elements along axis {axis}")
     if h.ndim == 0:
@@ -612,7 +613,7 @@ def _slid(function: str, a: Any, v: Any, mode: Any, turned: bool) -> Tensor:
     swapped = kernel.size > x.size
     long, short = (kernel, x) if swapped else (x, kernel)
     n, k = long.size, short.size
-    before = {"full": k - 1, "same": k // 2 if turned or not swapped else (k - 1) // 2, "valid": 0}[mode]
+    before = {"full": k - 1, "same": k // 2, "valid": 0}[mode]
     after = {"full": k - 1, "same": k - 1 - before, "valid": 0}[mode]
     if turned:
         short = flip(short)
@@ -895,9 +896,11 @@ def _apply_over_axes(func: Callable[..., Any], a: Operand, axes: int | Sequence[
     for axis in wholes(axes, "apply_over_axes: each axis"):
         d = axis_of(axis, x.ndim, "apply_over_axes", x.shape)
         found = as_tensor(func(x, d))
+        if found.ndim not in (x.ndim, x.ndim - 1):
+            raise ShapeError(
+                f"apply_over_axes: the function's result must have {x.ndim} axes, or one less, got shape {found.shape}"
+            )
         x = found if found.ndim == x.ndim else expand_dims(found, d)
-        if x.ndim != found.ndim + (x is not found):
-            raise ShapeError("apply_over_axes: the function's result has the wrong number of axes")
     return x
 
 

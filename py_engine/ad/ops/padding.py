@@ -208,8 +208,9 @@ def _padding_values(name: str, values: Any, x: Tensor) -> list[tuple[Tensor, Ten
     given = checked("pad", lambda: np.asarray(values), x.shape)
     if given.dtype.kind not in "fiub":
         raise DTypeError(f"pad: {name} must be numbers, got {values!r}")
+    ramped = name == "end_values" and x.dtype.kind in "iub"  # a ramp is made of floats, and then rounded
     with np.errstate(all="ignore"):
-        given = given.astype(x.dtype)
+        given = given.astype(np.float64 if ramped else x.dtype)
     pairs = checked("pad", lambda: np.broadcast_to(given, (x.ndim, 2)), x.shape)
     return [(Literal(np.array(before)), Literal(np.array(after))) for before, after in pairs]
 

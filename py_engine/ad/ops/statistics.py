@@ -276,7 +276,7 @@ def _nanpercentile(
 ) -> Tensor:
     refuse("nanpercentile", out=(out,), overwrite_input=(overwrite_input, False))
     x = as_tensor(a)
-    q = percent(shares_of("nanpercentile", q, 100), x)
+    q = percent(shares_of("nanpercentile", q, 100))
     return quantile_of("nanpercentile", x, q, axis, method, flag(keepdims), weights, skip_nan=True)
 
 
@@ -483,6 +483,7 @@ def _weights_of(function: str, weights: Any, x: Tensor) -> Tensor:
     if weights is None:
         return Tensor(np.ones(x.size))  # float32 does not count beyond 2²⁴
     _, w = as_floats(x, weights)
+    w = astype(w, np.float64)
     if w.size != x.size or (function == "histogram" and w.shape != x.shape):
         raise ShapeError(f"{function}: weights of shape {w.shape} do not fit {x.shape}")
     return ravel(w)
@@ -504,7 +505,7 @@ def _histogram(
         counts = astype(counts, np.float64)
         return counts / _widths(edges) / sum(counts), _returned(edges, bins)
     kind = np.dtype(np.intp) if weights is None else as_tensor(weights).dtype
-    return astype(counts, kind) if kind.kind in "iub" else counts, _returned(edges, bins)
+    return astype(counts, kind), _returned(edges, bins)
 
 
 @implements(np.histogram_bin_edges)

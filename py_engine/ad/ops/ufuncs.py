@@ -195,8 +195,11 @@ ASSOCIATIVE = {
 FROM_ZERO = {np.hypot, np.gcd}
 """Which numpy reduces from 0 on, so that a single element loses its sign."""
 RUNNING: dict[Any, Callable[..., Tensor]] = {np.add: cumsum, np.multiply: cumprod}
-FROM_THE_FIRST: dict[Any, Any] = {np.subtract: np.add, np.divide: np.multiply}
-"""Of which a reduction combines the first element with the sum, or product, of the others."""
+FROM_THE_FIRST: dict[Any, Any] = {np.subtract: np.add}
+"""Of which a reduction combines the first element with the sum of the others."""
+
+ONE_BY_ONE = {np.divide}
+"""Of which it takes one element after the other: their product may be too large or too small, where no quotient is."""
 
 
 @cache
@@ -264,7 +267,7 @@ def _as_combined(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
 def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any] | None:
     name = f"{ufunc.__name__}.reduce"
     rest = FROM_THE_FIRST.get(ufunc)
-    if rest is None and ufunc not in ASSOCIATIVE:
+    if rest is None and ufunc not in ASSOCIATIVE and ufunc not in ONE_BY_ONE:
         return None
 
     def reduce(
@@ -292,6 +295,10 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
             if others.dtype != first.dtype:
                 raise DTypeError(f"{name}: expected floats or {others.dtype}, got {first.dtype}; convert with astype()")
             found = function(first, others)
+        elif ufunc in ONE_BY_ONE:
+            found = part_of(x, axis, 0, 1)
+            for k in range(1, x.shape[axis]):
+                found = function(found, part_of(x, axis, k, k + 1))
         else:
             found = _combined(function, x, axis)
             if ufunc in FROM_ZERO and x.shape[axis] == 1:  # more elements are combined with 0 without effect

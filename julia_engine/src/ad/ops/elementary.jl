@@ -267,7 +267,7 @@ const ISINF = elementwise("isinf"; functions=(isinf,), doc="whether x is infinit
 const LOGICAL_NOT = elementwise("logical_not"; functions=(!,), doc="whether x is 0")
 const LOGICAL_AND = elementwise("logical_and"; inputs=2, functions=(&,), doc="whether neither a nor b is 0")
 const LOGICAL_OR = elementwise("logical_or"; inputs=2, functions=(|,), doc="whether a or b is not 0")
-DOTTED[xor] = (a, b) -> NOT_EQUAL(LOGICAL_NOT(a), LOGICAL_NOT(b))
+DOTTED[xor] = (a, b) -> ((a, b) = as_tensors((a, b)); NOT_EQUAL(LOGICAL_NOT(a), LOGICAL_NOT(b)))
 
 Base.:!(x::Tensor) = one_truth("!", x) && LOGICAL_NOT(x)
 for (f, op) in ((:&, :LOGICAL_AND), (:|, :LOGICAL_OR))

@@ -38,8 +38,9 @@ for (f, value_) in ((:exp10, x -> elementwise_power(10, x)), (:sec, x -> RECIPRO
         Base.$f(x::Tensor) = is_scalar(x) ? $value_(x) : throw(ShapeError($("$f: expected a number, got an array; use $f.(x)")))
     end
 end
-DOTTED[muladd] = (a, b, c) -> ADD(MUL(a, b), c)
-DOTTED[flipsign] = (a, b) -> MUL(a, COPYSIGN(1, b))
+# Of numbers and tensors together, so that the numbers become the tensors' element type.
+DOTTED[muladd] = (a, b, c) -> ((a, b, c) = as_tensors((a, b, c)); ADD(MUL(a, b), c))
+DOTTED[flipsign] = (a, b) -> ((a, b) = as_tensors((a, b)); MUL(a, COPYSIGN(1, b)))
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 

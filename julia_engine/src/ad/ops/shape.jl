@@ -374,6 +374,8 @@ Base.vcat(a::Union{AbstractArray,Real}, x::AnyTensor, rest::Joined...) = concate
 Base.hcat(x::AnyTensor, rest::Joined...) = concatenate((x, rest...), 2)
 Base.hcat(a::Union{AbstractArray,Real}, x::AnyTensor, rest::Joined...) = concatenate((a, x, rest...), 2)
 Base.hvcat(rows::Tuple{Vararg{Int}}, x::AnyTensor, rest::Joined...) = joined_rows(rows, (x, rest...))
+Base.reduce(::typeof(vcat), xs::AbstractVector{Tensor}) = concatenate(xs, 1)
+Base.reduce(::typeof(hcat), xs::AbstractVector{Tensor}) = concatenate(xs, 2)
 # Behind several arrays or numbers, up to `PLAIN_FIRST` of them: with any number of them the methods would be Base's own.
 const PLAIN_FIRST = 4
 for n in 1:PLAIN_FIRST

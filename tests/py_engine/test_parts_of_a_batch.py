@@ -1,0 +1,193 @@
+"""What depends on a whole batch is not computed of its parts: layers that a layer holds, and losses of a user's own."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from py_engine.ad import ops
+from py_engine.ad.techniques import Techniques
+from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.network import (
+    SGD,
+    BatchNorm,
+    Chain,
+    Concat,
+    Dense,
+    Embedding,
+    Flatten,
+    Graph,
+    Layer,
+    Trainer,
+    losses,
+)
+from py_engine.network.initialisers import ParameterSpec
+from py_engine.network.layers import update
+from py_engine.network.losses import Loss
+
+SPLIT = Techniques(split_batch=True)
+
+
+class Block(Layer):
+    """Holds a layer that normalises, at some depth."""
+
+    def __init__(self, deep=False):
+        super().__init__()
+        self.norm = {"of": [BatchNorm(3)]} if deep else BatchNorm(3)
+
+    @property
+    def held(self):
+        return self.norm if isinstance(self.norm, BatchNorm) else self.norm["of"][0]
+
+    def parameters(self):
+        return self.held.parameters()
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def forward(self, x, parameters, training):
+        return self.held(x, parameters, training)
+
+
+class Twice(Block):
+    """Calls it twice, with different samples."""
+
+    def output_shape(self, input_shape):
+        return (3,)
+
+    def forward(self, x, parameters, training):
+        return self.norm(x[:, :3], parameters, training) + self.norm(x[:, 3:], parameters, training)
+
+
+class Seen(Layer):
+    """Keeps the mean of all batches; each sample's output is its own."""
+
+    def parameters(self):
+        return {"mean": ParameterSpec((3,), "zeros", 3, 3, trainable=False)}
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def forward(self, x, parameters, training):
+        if training:
+            update(parameters["mean"], ops.mean(x, 0))
+        return x
+
+
+class Alone:
+    """A communicator of one process."""
+
+    def Get_rank(self):
+        return 0
+
+    def Get_size(self):
+        return 1
+
+    def Allreduce(self, sendbuf, recvbuf):
+        recvbuf[...] = sendbuf
+
+
+def data(columns=3):
+    x = np.random.default_rng(0).normal(size=(8, columns)).astype(np.float32)
+    x[4:, :3] += 10
+    return x, np.arange(8) % 2
+
+
+def trained(chain, threads, loss="softmax_cross_entropy", techniques=SPLIT):
+    x, y = data()
+    with closing(Trainer(chain, loss, SGD(0.1), batch_size=8, threads=threads, techniques=techniques)) as trainer:
+        found = [trainer.train_epoch(x, y) for _ in range(2)]
+    return np.concatenate(found), chain.parameters.as_dict()
+
+
+@pytest.mark.parametrize("layer", [Block, lambda: Block(deep=True), Seen], ids=["held", "held deep", "its own state"])
+def test_a_split_batch_computes_what_a_whole_one_does(layer):
+    (one, of_one), (two, of_two) = (trained(Chain(layer(), Dense(3, 2), seed=0), threads) for threads in (1, 2))
+    np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
+    for name, array in of_one.items():
+        np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_such_layers_are_named_and_refused_where_a_batch_is_in_parts():
+    chain = Chain(Block(deep=True), Dense(3, 2), seed=0)
+    assert chain.couples_batch == "block.norm.of.0" and chain.splits
+    with pytest.raises(ConfigurationError, match=r"layer 'block\.norm\.of\.0' needs the statistics of a whole batch"):
+        Trainer(chain, batch_size=8, threads=1, communicator=Alone())
+    with pytest.raises(ConfigurationError, match=r"layer 'block\.norm\.of\.0' needs a whole batch"):
+        trained(chain, 1, techniques=Techniques(batched=False))
+    with (
+        closing(Trainer(Chain(Seen(), Dense(3, 2)), batch_size=8, threads=1, communicator=Alone())) as trainer,
+        pytest.raises(ConfigurationError, match="a layer keeps statistics of a whole batch"),
+    ):
+        trainer.train_epoch(*data())
+
+
+def test_a_layer_that_is_called_twice_in_a_step_keeps_both_statistics():
+    x, y = data(6)
+    eagerly, in_steps = (Chain(Twice(), Dense(3, 2), seed=0) for _ in range(2))
+    eagerly(x, training=True)
+    with closing(Trainer(in_steps, batch_size=8, threads=1, optimizer=SGD(0.0))) as trainer:
+        trainer.train_epoch(x, y)
+    for name in ("twice.running_mean", "twice.running_var"):
+        expected = eagerly.parameters[name].numpy()
+        np.testing.assert_allclose(in_steps.parameters[name].numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(eagerly.parameters["twice.running_mean"].numpy()).max() > 0.1
+
+
+def root_mean_square(is_mean):
+    def prepare(shape, targets, dtype):
+        return np.ascontiguousarray(np.broadcast_to(targets[:, np.newaxis], shape), dtype)
+
+    return Loss(
+        "rms", lambda y, t: ops.sqrt(ops.mean(ops.square(y - t))), prepare, counts_answers=False, is_mean=is_mean
+    )
+
+
+def test_a_loss_that_is_no_mean_is_computed_of_the_whole_batch():
+    losses_of = [trained(Chain(Dense(3, 2), seed=0), threads, root_mean_square(False))[0] for threads in (1, 2)]
+    np.testing.assert_allclose(losses_of[1], losses_of[0], rtol=1e-5)
+    split = trained(Chain(Dense(3, 2), seed=0), 2, root_mean_square(True))[0]
+    assert abs(split[0] - losses_of[0][0]) > 1e-3, "who says that it is a mean is believed"
+    with pytest.raises(ConfigurationError, match="rms is not known to be a mean over the targets"):
+        Trainer(Chain(Dense(3, 2)), root_mean_square(False), batch_size=8, threads=1, communicator=Alone())
+    with pytest.raises(ConfigurationError, match=r"rms is not known to be a mean .* sample by sample"):
+        trained(Chain(Dense(3, 2)), 1, root_mean_square(False), Techniques(batched=False))
+
+
+def test_settings_are_not_added_to_those_of_a_loss():
+    weighted = losses.get("softmax_cross_entropy", class_weights=[1, 9])
+    assert losses.get(weighted) is weighted
+    with pytest.raises(ConfigurationError, match=r"softmax_cross_entropy: this Loss has its settings .*ignored_class"):
+        losses.get(weighted, ignored_class=1)
+
+
+def test_targets_of_another_dtype_are_no_others_numbers():
+    own = Loss("own", lambda y, t: ops.mean(ops.square(y - t)), lambda shape, t, dtype: t, counts_answers=False)
+    x = np.random.default_rng(0).normal(size=(4, 3))
+    half = np.full((4, 1), 0.5)
+    with closing(Trainer(Chain(Dense(3, 1), dtype=np.float64), own, SGD(0.0), batch_size=4, threads=1)) as trainer:
+        trainer.train_epoch(x, np.zeros((4, 1), np.int64))
+        (found,) = trainer.train_epoch(x, half)
+        assert found == pytest.approx(trainer.evaluate(x, half).loss)
+
+
+def test_ids_that_the_smaller_of_two_embeddings_lacks_are_found_before_anything_is_trained():
+    graph = Graph(
+        Embedding(10, 2, name="large"),
+        Embedding(5, 2, name="small"),
+        Concat(1, name="both"),
+        Flatten(),
+        Dense(12, 2),
+        inputs={"small": ["input"], "both": ["large", "small"]},
+    )
+    x = np.zeros((8, 3), np.int64)
+    x[7, 0] = 7
+    before = graph.parameters.vector.copy()
+    with (
+        closing(Trainer(graph, batch_size=4, threads=1)) as trainer,
+        pytest.raises(ShapeError, match="layer 'small': token id 7 in row 7 at position 0"),
+    ):
+        trainer.train_epoch(x, np.arange(8) % 2)
+    np.testing.assert_array_equal(graph.parameters.vector, before)
