@@ -218,7 +218,7 @@ Base.lastindex(x::Tensor) = length(x)
 Base.firstindex(x::Tensor, d::Integer) = 1
 Base.lastindex(x::Tensor, d::Integer) = size(x, d)
 Base.iterate(x::Tensor, i::Int=1) = i > length(x) ? nothing : (x[i], i + 1)
-# Comprehensions and `map` keep the size, as of arrays: what is iterated has none of its own, so that tensors may be splatted.
+# Comprehensions and `map` keep the size, as of arrays. Iteration itself says no size, so that tensors may be splatted.
 Base.collect(g::Base.Generator{Tensor}) = reshape(invoke(collect, Tuple{Base.Generator}, g), size(g.iter))
 function Base.collect(g::Base.Generator{<:Iterators.Zip{<:Tuple{Tensor,Vararg{Tensor}}}})
     found, tensors = invoke(collect, Tuple{Base.Generator}, g), tensors_of(g.iter)
