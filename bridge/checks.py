@@ -18,6 +18,7 @@ from bridge.layers import show
 from bridge.session import Evaluation
 from bridge.spec import ModelSpec
 from py_engine.ad.ops.indexing import check_ids
+from py_engine.ad.tensor import check_class
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ShapeError
 from py_engine.network import losses
 
@@ -103,6 +104,7 @@ class DataCheck:
             raise DTypeError(
                 f"x: expected a numpy array, found {type(x).__name__}; convert it with np.asarray(x, np.{self._dtype})"
             )
+        check_class(x)
         if x.ndim == 0 or x.shape[1:] != self._spec.input.sample:
             raise ShapeError(f"x: expected shape {show(self._spec.input.sample)}, found {x.shape}")
         if not len(x):
@@ -122,6 +124,7 @@ class DataCheck:
     def _check_targets(self, y: NDArray[Any]) -> NDArray[Any]:
         if np.ndim(y) == 0:
             raise LabelError(f"y: expected one target for every row, found {y!r}")
+        check_class(y)
         return losses.check_targets(self.loss, (len(y), *self._spec.output), y, self._dtype)
 
 

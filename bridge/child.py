@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-__all__ = ["Child", "ChildDiedError", "completed", "ending", "import_path"]
+__all__ = ["Child", "ChildDiedError", "completed", "ending", "import_path", "was_killed"]
 
 _PATIENCE = 10.0
 """Seconds that a process gets to end by itself."""
@@ -50,6 +50,11 @@ def ending(status: int) -> str:
         return f"ended with exit code {status}"
     hint = " (for want of memory, perhaps)" if status == -signal.SIGKILL else ""
     return f"was ended by {signal.Signals(-status).name}{hint}"
+
+
+def was_killed(status: int) -> bool:
+    """Whether something outside has ended a process, by its exit status: the same could go well another time."""
+    return status in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 
 
 def import_path() -> list[str]:
@@ -110,10 +115,11 @@ class Child:
         return self.receive()
 
     def send(self, call: str, **arguments: Any) -> None:
-        """Send a request. Raises `ChildDiedError` where nobody reads it."""
+        """Send a request. Raises `ChildDiedError` where nobody reads it, and `TypeError` for what JSON can't hold."""
+        line = json.dumps({"call": call, "with": arguments}, default=_as_number) + "\n"
         try:
             pipe = cast("IO[str]", self._process.stdin)
-            pipe.write(json.dumps({"call": call, "with": arguments}) + "\n")
+            pipe.write(line)
             pipe.flush()
         except BrokenPipeError:
             raise self._death() from None
@@ -203,6 +209,13 @@ def _end(process: subprocess.Popen[str], folder: Path, owner: int) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_number(value: Any) -> Any:
+    """Python's own number in place of one of numpy's, which JSON does not know."""
+    if getattr(value, "ndim", None) != 0:
+        raise TypeError(f"a {type(value).__name__} can't be sent to another process here: {value!r}")
+    return value.item()
 
 
 def _last_words(text: str) -> list[str]:

@@ -57,7 +57,7 @@ def cache_folder(with_setting: bool = True) -> Path:
     """
     if with_setting and (setting := os.environ.get(_CACHE_VARIABLE)):
         folder = expanded(setting)
-        if folder.parts[0].startswith("~"):
+        if folder.parts[:1] and folder.parts[0].startswith("~"):
             raise FileNotFoundError(f"{_CACHE_VARIABLE}={setting}: there is no user {folder.parts[0][1:]}")
         return folder.absolute()
     try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from bridge import toml
@@ -196,9 +197,22 @@ class Geometry:
             input, self.size, self.stride, self.padding, self.dilation, self.output(input), strict=True
         ):
             before, after = sides
-            inside = range(-before, n + after) if padding else range(n)
-            starts = range(-before, windows * stride - before, stride)
-            found.append(tuple(sum(start + j * dilation in inside for j in range(k)) for start in starts))
+            begin, stop = (-before, n + after) if padding else (0, n)
+            starts = stride * np.arange(windows) - before
+            first = np.maximum(-((starts - begin) // dilation), 0)  # of the window's places, the first in there
+            last = np.minimum((stop - 1 - starts) // dilation, k - 1)
+            found.append(tuple(np.maximum(last - first + 1, 0).tolist()))
+        return tuple(found)
+
+    def has_empty_window(self, input: Shape) -> tuple[bool, ...]:
+        """Whether none of its places is in the input, for any window along each axis: dilated, it may step over it."""
+        found = []
+        for n, k, stride, (before, _), dilation, windows in zip(
+            input, self.size, self.stride, self.padding, self.dilation, self.output(input), strict=True
+        ):
+            starts = np.arange(-before, 0, stride)[:windows]  # all others begin in it
+            first = -(starts // dilation)
+            found.append(bool(np.any((first >= k) | (starts + first * dilation >= n))))
         return tuple(found)
 
 
@@ -684,8 +698,8 @@ class Pool(Windowed):
         """(N, channels, …) becomes (N, channels, …) with shorter axes."""
         found = self._move(input, input[0])
         at = self.geometry
-        for axis, counts in enumerate(at.counted(input[1:], padding=False) if set(at.dilation) != {1} else ()):
-            if input[1 + axis] and not all(counts):
+        for axis, is_empty in enumerate(at.has_empty_window(input[1:]) if set(at.dilation) != {1} else ()):
+            if input[1 + axis] and is_empty:
                 raise LocatedError(["padding"], f"a window would lie on padding alone along the {self.axes[axis]}")
         return found
 

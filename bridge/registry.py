@@ -145,6 +145,7 @@ class Registered:
                     "batch_size and threads must be integers of at least 1, "
                     f"found batch_size={batch_size!r}, threads={threads!r}"
                 )
+        dtype = weights.float_dtype(dtype)
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(f'expected an Optimizer, such as Optimizer("sgd", 0.01), found {optimizer!r}')
         if not any(parameter.trainable for parameter in spec.parameters().values()):

@@ -83,10 +83,11 @@ class Optimizer:
             )
         if self.weight_decay is None:
             object.__setattr__(self, "weight_decay", 0.01 if self.name == "adamw" else 0.0)
-        object.__setattr__(self, "betas", tuple(self.betas))  # JSON has only lists
+        if isinstance(self.betas, list):  # as in JSON
+            object.__setattr__(self, "betas", tuple(self.betas))
         if not isinstance(self.nesterov, bool):
             raise ConfigurationError(f"{self.name}: nesterov must be True or False, found {self.nesterov!r}")
-        if len(self.betas) != 2:
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
             raise ConfigurationError(f"{self.name}: betas must be two numbers, found {self.betas!r}")
         for setting in fields(self):
             value = getattr(self, setting.name)

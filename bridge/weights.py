@@ -6,12 +6,12 @@ Names and layout are those of `bridge.spec`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,16 @@ from safetensors.numpy import save as to_safetensors
 from bridge.errors import MOST_COUNTED, WeightsError, printable, shown
 from bridge.files import write_atomically
 from bridge.spec import ModelSpec
+from py_engine.ad.tensor import check_class
+from py_engine.errors import ConfigurationError
 from py_engine.network import initialisers
 
-__all__ = ["Params", "check", "digest", "initialise", "load", "metadata", "opened", "save"]
+__all__ = ["Params", "check", "digest", "float_dtype", "initialise", "load", "metadata", "opened", "save"]
 
 Params = dict[str, NDArray[Any]]
 """Parameters by their full names, such as ``rnn.weight``."""
 
-_DTYPES = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
 """What parameters may be, by safetensors' names."""
 
 MOST_HEADER_BYTES = 10_000_000
@@ -48,7 +50,7 @@ def initialise(spec: ModelSpec, seed: int, dtype: DTypeLike | None = None) -> Pa
         name: initialisers.ParameterSpec(p.shape, p.initialiser.model_dump(), p.fan_in, p.fan_out)
         for name, p in spec.parameters().items()
     }
-    params = initialisers.initialise_all(parameters, seed, np.dtype(dtype or spec.dtype))
+    params = initialisers.initialise_all(parameters, seed, float_dtype(dtype or spec.dtype))
     for name, parameter in spec.parameters().items():
         if parameter.zero_row is not None:
             params[name][parameter.zero_row] = 0
@@ -83,6 +85,10 @@ def load(path: str | os.PathLike[str], spec: ModelSpec | None = None, dtype: DTy
         unfit = [_misfit(name, kind) for name, kind in kinds.items() if kind not in _DTYPES][: MOST_COUNTED + 1]
         if unfit:
             raise WeightsError(str(path), unfit)
+        if spec is not None:  # before anything is read, which may be larger than memory
+            parts = {name: file.get_slice(name) for name in names}
+            found = {name: (tuple(part.get_shape()), _DTYPES[kinds[name]]) for name, part in parts.items()}
+            _raise_for(_misfits(found, spec, float_dtype(dtype or spec.dtype)), spec, str(path))
         params = {name: file.get_tensor(name) for name in names}
     if spec is None:
         return params
@@ -102,11 +108,15 @@ def check(
     dtype: DTypeLike | None = None,
     source: str = "the given weights",
 ) -> None:
-    """Raise `WeightsError` unless `params` are those of `spec`: the same names, shapes and dtype, and finite."""
-    found = _differences(params, spec, np.dtype(dtype or spec.dtype))
-    problems = list(itertools.islice(found, MOST_COUNTED + 1))
-    if problems:
-        raise WeightsError(f'{source} (for the model "{spec.name}")', problems)
+    """Raise `WeightsError` unless `params` are those of `spec`: the same names, shapes and dtype, and finite.
+
+    And `ConfigurationError` where that dtype is neither float32 nor float64, or has not this machine's order of bytes.
+    """
+    kind = float_dtype(dtype or spec.dtype)
+    for array in params.values():
+        check_class(array)
+    found = {name: (array.shape, array.dtype) for name, array in params.items()}
+    _raise_for(_misfits(found, spec, kind) or _not_finite(params, spec), spec, source)
 
 
 def digest(params: Mapping[str, NDArray[Any]]) -> str:
@@ -119,7 +129,7 @@ def digest(params: Mapping[str, NDArray[Any]]) -> str:
     return sha.hexdigest()
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A safetensors file, with its faults as `WeightsError`."""
     try:
@@ -153,6 +163,19 @@ def _portable(array: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(array, array.dtype.newbyteorder("<"), order="C")
 
 
+def float_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """float32 or float64, as whatever names it; `ConfigurationError` for all else, in another order of bytes, too."""
+    with contextlib.suppress(TypeError):
+        if (found := np.dtype(dtype)) in _DTYPES.values():
+            return found
+    raise ConfigurationError(f"networks compute in float32 or float64, found dtype {dtype!r}")
+
+
+def _raise_for(problems: Sequence[str], spec: ModelSpec, source: str) -> None:
+    if problems:
+        raise WeightsError(f'{source} (for the model "{spec.name}")', problems[: MOST_COUNTED + 1])
+
+
 def _misfit(name: str, dtype: object) -> str:
     return f"{_short(name)}: found dtype {dtype}, expected float32 or float64"
 
@@ -162,18 +185,29 @@ def _short(name: str) -> str:
     return printable(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
 
 
-def _differences(params: Mapping[str, NDArray[Any]], spec: ModelSpec, dtype: np.dtype[Any]) -> Iterator[str]:
+def _misfits(
+    found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], spec: ModelSpec, dtype: np.dtype[Any]
+) -> list[str]:
+    """What is wrong with the names, shapes and dtypes of tensors."""
     expected = {name: parameter.shape for name, parameter in spec.parameters().items()}
+    problems = []
     for name, shape in expected.items():
-        if name not in params:
-            yield f"{name}: missing, expected {dtype} of shape {shape}"
-        elif params[name].shape != shape:
-            yield f"{name}: found shape {params[name].shape}, expected {shape}"
-        elif params[name].dtype != dtype:
-            yield f"{name}: found dtype {params[name].dtype}, expected {dtype}"
-        elif not np.isfinite(params[name]).all():
-            place = np.unravel_index(np.flatnonzero(~np.isfinite(params[name]))[0], shape)
-            yield f"{name}: found {params[name][place]} at {list(map(int, place))}, expected finite numbers"
-    for name in params:
-        if name not in expected:
-            yield f"{_short(name)}: not a parameter of this model, which has {', '.join(expected)}"
+        if name not in found:
+            problems.append(f"{name}: missing, expected {dtype} of shape {shape}")
+        elif found[name][0] != shape:
+            problems.append(f"{name}: found shape {found[name][0]}, expected {shape}")
+        elif found[name][1] != dtype:
+            problems.append(f"{name}: found dtype {found[name][1]}, expected {dtype}")
+    more = itertools.islice((name for name in found if name not in expected), MOST_COUNTED + 1)
+    known = ", ".join(expected)
+    return problems + [f"{_short(name)}: not a parameter of this model, which has {known}" for name in more]
+
+
+def _not_finite(params: Mapping[str, NDArray[Any]], spec: ModelSpec) -> list[str]:
+    problems = []
+    for name in spec.parameters():
+        wrong = np.flatnonzero(~np.isfinite(params[name]))
+        if len(wrong):
+            place = np.unravel_index(wrong[0], params[name].shape)
+            problems.append(f"{name}: found {params[name][place]} at {list(map(int, place))}, expected finite numbers")
+    return problems

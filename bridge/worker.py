@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import operator
 import os
 import signal
 import sys
@@ -41,7 +42,8 @@ from bridge.errors import WorkerError
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
 from bridge.temporary import temporary_folder, writing_temporary
-from py_engine.errors import DTypeError
+from py_engine.ad.tensor import check_class
+from py_engine.errors import ConfigurationError, DTypeError
 from py_engine.network.read_ahead import mapped_file
 
 __all__ = ["Worker", "environment"]
@@ -94,6 +96,7 @@ class Worker:
         `cores`: which ones to use, as many as threads; None: the first ones that this process may use.
         """
         self.engine = engines.get(engine)
+        threads = _count(threads)
         self._variables = environment(threads) | dict(self.engine.counting if counting else {})
         self.threads = threads
         self.cores = _choose_cores(threads, cores)
@@ -143,16 +146,16 @@ class Worker:
         weights.check(params, spec, dtype)
         path = self._new_file("safetensors")
         weights.save(path, params)
-        self._call(
-            "build",
-            spec_text=spec.dump(),
-            params=str(path),
-            optimizer=dataclasses.asdict(optimizer),
-            batch_size=batch_size,
-            dtype=str(np.dtype(dtype)),
-            techniques=dict(techniques or {}),
-        )
-        path.unlink()
+        with _removing([path]):
+            self._call(
+                "build",
+                spec_text=spec.dump(),
+                params=str(path),
+                optimizer=dataclasses.asdict(optimizer),
+                batch_size=batch_size,
+                dtype=str(np.dtype(dtype)),
+                techniques=dict(techniques or {}),
+            )
         self.build_seconds = self.seconds
 
     def own_parameters(self, spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, NDArray[Any]]:
@@ -161,11 +164,10 @@ class Worker:
 
     def train_epoch(self, x: Array, y: Array, order: Array) -> NDArray[np.float64]:
         """See `Session.train_epoch`; `seconds` is then the time of exactly this."""
-        path = str(self._write_array(order)) if isinstance(order, np.ndarray) else _file_of(order, "order")
-        losses = self._call("train_epoch", {"x": x, "y": y}, order=path)
-        if isinstance(order, np.ndarray):
-            Path(path).unlink()
-        return _take_array(losses)
+        if not isinstance(order, np.ndarray):
+            return _take_array(self._call("train_epoch", {"x": x, "y": y}, order=_file_of(order, "order")))
+        with self._passed([order]) as (rows,):
+            return _take_array(self._call("train_epoch", {"x": x, "y": y}, order=rows))
 
     def train_steps(self, x: Array, y: Array, order: Array, rates: NDArray[np.float64]) -> NDArray[np.float64]:
         """See `Scheduling.train_steps`; `seconds` is then the time of exactly this."""
@@ -198,8 +200,8 @@ class Worker:
         path = self._new_file("safetensors")
         with writing_temporary(path):
             save_file({name: np.asarray(array, order="C") for name, array in state.items()}, path)
-        self._call("load_state", state=str(path))
-        path.unlink()
+        with _removing([path]):
+            self._call("load_state", state=str(path))
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
@@ -232,11 +234,8 @@ class Worker:
     def _passed(self, arrays: Sequence[NDArray[Any]]) -> Iterator[list[str]]:
         """The files that take arrays across for one call."""
         paths = [self._write_array(array) for array in arrays]
-        try:
+        with _removing(paths):
             yield [str(path) for path in paths]
-        finally:
-            for path in paths:
-                path.unlink(missing_ok=True)
 
     # The data and the process.
 
@@ -410,6 +409,9 @@ class Worker:
         return str(self._files(array))
 
     def _write_array(self, array: NDArray[Any]) -> Path:
+        check_class(array)
+        if array.dtype.hasobject:
+            raise DTypeError(f"expected an array of numbers, found one of Python objects, of shape {array.shape}")
         path = self._new_file("npy")
         with writing_temporary(path):
             np.save(path, array, allow_pickle=False)
@@ -418,6 +420,16 @@ class Worker:
     def _new_file(self, suffix: str) -> Path:
         self._check_open()
         return self._folder / f"request-{next(self._numbers)}.{suffix}"
+
+
+@contextlib.contextmanager
+def _removing(paths: Sequence[Path]) -> Iterator[None]:
+    """Remove these files at the end, whatever comes."""
+    try:
+        yield
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 def _file_of(array: Any, name: str) -> str:
@@ -439,6 +451,14 @@ def environment(threads: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in KERNEL_VARIABLES}
     chosen = os.environ.get("TWINGRAD_OPENBLAS_CORETYPE")
     return kept | ({"OPENBLAS_CORETYPE": chosen} if chosen else {}) | dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def _count(threads: Any) -> int:
+    """A number of threads as Python's own integer."""
+    try:
+        return operator.index(threads)
+    except TypeError:
+        raise ConfigurationError(f"a worker's threads are an integer, found threads={threads!r}") from None
 
 
 def _choose_cores(threads: int, wanted: Sequence[int] | None = None) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import time
 from collections import OrderedDict
@@ -188,7 +189,7 @@ class _Server:
         return {"result": None}
 
     def _data(self, where: Where) -> NDArray[Any]:
-        key = where if isinstance(where, str) else json.dumps(where)
+        key = _version(where) if isinstance(where, str) else json.dumps(where)
         if key not in self._arrays:
             self._arrays[key] = _read_array(where) if isinstance(where, str) else _map_array(**where)
             if len(self._arrays) > _KEPT:
@@ -283,6 +284,12 @@ class _Server:
 def _map_array(file: str, offset: int, dtype: str, shape: list[int], at: int) -> NDArray[Any]:
     """Map a place in a file, which had been changed last at this time: `at` tells one file of a name from the next."""
     return np.memmap(file, dtype, "r", offset, tuple(shape))
+
+
+def _version(path: str) -> str:
+    """A file, as it is now."""
+    found = os.stat(path)
+    return json.dumps([path, found.st_ino, found.st_size, found.st_mtime_ns])
 
 
 def _read_array(path: str) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -180,6 +181,9 @@ class EntrySession:
         number = self._entries.create(description, len(description), vector.ctypes.data, len(vector))
         self._raise(-number if number < 0 else 0)
         self._number = number
+        self._runtime.forget_dropped()
+        self._end = weakref.finalize(self, self._runtime.forget, self._entries.free, number)
+        self._end.atexit = False
 
     @classmethod
     def start(cls, threads: int) -> None:
@@ -274,9 +278,8 @@ class EntrySession:
 
     def close(self) -> None:
         """See `Session.close`."""
-        if self._number:
-            self._entries.free(self._number)
-            self._number = 0
+        self._end()
+        self._number = 0
 
     def _raise(self, status: int) -> None:
         """Raise what an entry point's status and message say; nothing for status 0."""

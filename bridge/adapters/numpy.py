@@ -80,8 +80,9 @@ class NumpySession:
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
         """See `Session.loss_and_gradients`."""
+        x, y = self._check.batch(x, y)
         self._check.batches(len(x), len(x))
-        return self.trainer.loss_and_gradients(*self._check.batch(x, y))
+        return self.trainer.loss_and_gradients(x, y)
 
     def params(self) -> dict[str, Array]:
         """See `Session.params`."""

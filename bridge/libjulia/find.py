@@ -18,7 +18,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bridge.child import completed, ending
+from bridge.child import completed, ending, was_killed
 from bridge.errors import JuliaUnavailableError
 from bridge.files import expanded, write_atomically
 from bridge.libjulia.environment import cache_folder, settings
@@ -159,8 +158,7 @@ def prove(executable: str, source: str) -> Julia:
         )
     if done.returncode or said.get("step", "start") != "":
         ended = ending(done.returncode)
-        killed = done.returncode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
-        raise (_PassingError if killed else JuliaUnavailableError)(
+        raise (_PassingError if was_killed(done.returncode) else JuliaUnavailableError)(
             f"{name} {ended} when it was to {said.get('step', 'start')}; it last said:{_last_lines(done.stderr)}"
             f"\n  {_advice(source)}"
         )
@@ -243,7 +241,7 @@ def _installed(cache: Path | None, source: str) -> Iterator[tuple[str, str]]:
     """TwinGrad's own in a cache, where it is whole."""
     with contextlib.suppress(OSError):
         own = own_executable(cache)
-        if Path(own).parents[2].joinpath(MANIFEST).is_file():
+        if os.path.isfile(Path(own).parents[2] / MANIFEST):
             yield own, source
 
 
@@ -251,7 +249,7 @@ def _named(setting: str, variable: str) -> str:
     """The program that the user's setting means: a file, a folder that holds one, or a name on PATH."""
     path = expanded(setting)
     for program in (path, path / "bin" / "julia", path / "julia"):
-        if program.is_file():
+        if os.path.isfile(program):  # False also where that may not be looked at, which Path.is_file raises for
             return str(program.absolute())
     if os.sep not in setting and (on_path := shutil.which(setting)):
         return on_path
@@ -271,7 +269,7 @@ def resolved_by_juliapkg() -> tuple[str, str] | None:
         executable = json.loads((project / "pyjuliapkg" / "meta.json").read_text(encoding="utf-8"))["executable"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (executable, str(project)) if isinstance(executable, str) and Path(executable).is_file() else None
+    return (executable, str(project)) if isinstance(executable, str) and os.path.isfile(executable) else None
 
 
 def _juliapkg_project() -> Path:

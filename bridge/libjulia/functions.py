@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from bridge.errors import JuliaError
 from bridge.libjulia.engine import Signature, load_engine, pointers
 from bridge.libjulia.runtime import literal
+from py_engine.ad.tensor import check_class
 from py_engine.errors import ConfigurationError, NotDifferentiableError, ShapeError
 
 __all__ = ["EmbeddedFunction", "as_argument"]
@@ -41,8 +42,8 @@ class EmbeddedFunction:
         self._runtime, self._entries = runtime, entries
         self._calls = _entry_points(runtime)
         self._number = int(runtime.evaluate(f"TwinGrad.Functions.{made}") or 0)
-        _forget_dropped(self._calls)
-        self._end = weakref.finalize(self, _forget, runtime, self._calls, self._number)
+        runtime.forget_dropped()
+        self._end = weakref.finalize(self, runtime.forget, self._calls["forget"], self._number)
         self._end.atexit = False
 
     @classmethod
@@ -98,22 +99,6 @@ class EmbeddedFunction:
             raise (ConfigurationError if status == 1 else JuliaError)(self._entries.last_message())
 
 
-_dropped: list[int] = []
-"""Functions that Julia has yet to forget."""
-
-
-def _forget(runtime: Any, calls: dict[str, Callable[..., int]], number: int) -> None:
-    """Let Julia forget a function: later, where Python drops it in a thread that can't call Julia; never in a fork."""
-    _dropped.append(number)
-    if runtime.is_callable():
-        _forget_dropped(calls)
-
-
-def _forget_dropped(calls: dict[str, Callable[..., int]]) -> None:
-    while _dropped:
-        calls["forget"](_dropped.pop())
-
-
 @functools.cache
 def _entry_points(runtime: Any) -> dict[str, Callable[..., int]]:
     return pointers(runtime, "TwinGrad.Functions", _SIGNATURES)
@@ -121,7 +106,8 @@ def _entry_points(runtime: Any) -> dict[str, Callable[..., int]]:
 
 def as_argument(name: str, place: int | str, x: ArrayLike) -> Array:
     """An array as Julia takes it; `name` and `place`, that of a function and of the argument, are for errors."""
-    array = np.ascontiguousarray(x) if np.ndim(x) else np.asarray(x)
+    check_class(x)
+    array = np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
     if array.dtype == np.dtype(int) and array.dtype != np.int64:
         array = array.astype(np.int64)
     if array.dtype not in _CODES:

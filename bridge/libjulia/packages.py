@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge import toml
-from bridge.child import completed, ending
+from bridge.child import completed, ending, was_killed
 from bridge.files import expanded
 from bridge.libjulia import engine
 from bridge.libjulia.find import OLDEST, Julia, Memory
@@ -61,8 +61,9 @@ def package(name: str, needs: tuple[str, ...] = (), oldest: tuple[int, int] = OL
     key = "package", name, *needs, julia.executable, str(place), str(place.stat().st_mtime_ns)
     found = memory.recall(*key)
     if not isinstance(found, list) or len(found) != 2:
-        found = _load(julia, name, needs)
-        memory.note(*key, value=found)
+        found, stays = _load(julia, name, needs)
+        if stays:
+            memory.note(*key, value=found)
     version, problem = map(str, found)
     advice = f". {name} is named in {place}; to install it anew: {install}"
     return Package(version, problem and f"Julia {julia.version} can't use its package {name}: {problem}{advice}")
@@ -86,12 +87,12 @@ def _places(julia: Julia, name: str) -> Iterator[Path]:
     """The files that say that Julia has the package."""
     for entry in _load_path(julia):
         source = entry / name / "src" / f"{name}.jl"
-        if source.is_file():
+        if os.path.isfile(source):  # False where it may not be looked at, which Path.is_file raises for
             yield source
         project = entry if entry.suffix == ".toml" else entry / "Project.toml"
-        if project.is_file() and _names(project, name):
+        if os.path.isfile(project) and _names(project, name):
             manifest = project.with_name("Manifest.toml")
-            yield manifest if manifest.is_file() else project
+            yield manifest if os.path.isfile(manifest) else project
 
 
 def _load_path(julia: Julia) -> Iterator[Path]:
@@ -112,8 +113,8 @@ def _names(project: Path, name: str) -> bool:
     return isinstance(dependencies, dict) and name in dependencies
 
 
-def _load(julia: Julia, name: str, needs: tuple[str, ...]) -> list[str]:
-    """The version and no problem, or the problem."""
+def _load(julia: Julia, name: str, needs: tuple[str, ...]) -> tuple[list[str], bool]:
+    """The version and no problem, or the problem; and whether it would be so another time, with more time or memory."""
     lacks = "".join(f'isdefined({name}, Symbol("{need}")) || println("lacks\\t{need}"); ' for need in needs)
     code = (
         f'import {name}; {lacks}file = joinpath(dirname(dirname(pathof({name}))), "Project.toml"); '
@@ -123,13 +124,13 @@ def _load(julia: Julia, name: str, needs: tuple[str, ...]) -> list[str]:
     try:
         done = completed(command, julia.environment(1), LOADING_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return ["", f"Julia could not be asked ({error})"]
+        return ["", f"Julia could not be asked ({error})"], False
     if done.returncode:
         said = " / ".join(done.stderr.strip().splitlines()[:_LAST_LINES])
-        return ["", f"loading it {ending(done.returncode)}: {said}"]
+        return ["", f"loading it {ending(done.returncode)}: {said}"], not was_killed(done.returncode)
     lines = done.stdout.splitlines()
     lacking = [line.partition("\t")[2] for line in lines if line.startswith("lacks\t")]
     if lacking:
-        return ["", f"it is too old or too new, and lacks {', '.join(lacking)}"]
+        return ["", f"it is too old or too new, and lacks {', '.join(lacking)}"], True
     versions = [line.partition("=")[2].strip().strip('"') for line in lines if line.startswith("version")]
-    return [versions[0] if versions else "unknown", ""]
+    return [versions[0] if versions else "unknown", ""], True

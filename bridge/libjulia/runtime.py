@@ -86,6 +86,7 @@ class Runtime(ABC):
         with _process_kept(), environment.temporarily(variables):
             self._start()
             self._notes = tuple(notes)
+            self._dropped: list[tuple[Callable[[int], Any], int]] = []
             self._thread = threading.get_ident()
             self._thread_name = threading.current_thread().name
             os.register_at_fork(after_in_child=self._forked)
@@ -143,6 +144,21 @@ class Runtime(ABC):
     def is_callable(self) -> bool:
         """Whether Julia can be called from here: from this thread, in this process."""
         return threading.get_ident() == self._thread
+
+    def forget(self, free: Callable[[int], Any], number: int) -> None:
+        """Let Julia free what it keeps for Python under a number, and Python has dropped.
+
+        Later, where Python drops it in a thread that can't call Julia; never in a fork.
+        """
+        self._dropped.append((free, number))
+        if self.is_callable():
+            self.forget_dropped()
+
+    def forget_dropped(self) -> None:
+        """Let Julia free what was dropped elsewhere."""
+        while self._dropped:
+            free, number = self._dropped.pop()
+            free(number)
 
     @abstractmethod
     def _start(self) -> None: ...

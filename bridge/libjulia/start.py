@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge import toml
-from bridge.child import completed, ending, import_path
+from bridge.child import completed, ending, import_path, was_killed
 from bridge.errors import JuliaUnavailableError
 from bridge.libjulia import juliacall
 from bridge.libjulia import sysimage as images
@@ -221,7 +221,8 @@ def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
     else:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         seen = Verdict(False, f"{way} {ending(done.returncode)}: {said[-1] if said else 'no message'}")
-    memory.note(*_key(way, julia, memory), value=dataclasses.asdict(seen))
+    if not was_killed(done.returncode):  # for want of memory, perhaps: it may be otherwise another time
+        memory.note(*_key(way, julia, memory), value=dataclasses.asdict(seen))
     return seen
 
 

@@ -340,6 +340,15 @@ end
     end
 end
 
+@testset "forward passes of any number of samples are planned, but not all kept" begin
+    x = rand(MersenneTwister(1), Float32, 5, 100)
+    trainer = Trainer(Chain(Dense(5 => 3); seed=1, dtype=Float32); batch_size=10, threads=1)
+    expected = predict(trainer, x)
+    @test all(1:99) do count
+        predict(trainer, x[:, 1:count]) ≈ expected[:, 1:count] && length(trainer.forwards) <= NETWORK.MOST_FORWARDS
+    end
+end
+
 @testset "the way that takes less time is kept" begin
     function decided(together, alone; least=1, steps=10_000)
         trials, done = NETWORK.Trials(least), 0
@@ -374,6 +383,21 @@ end
     NETWORK.choose!(trials, false, Inf)
     NETWORK.compare_again!(trials)
     @test !trials.compares && NETWORK.at_once(trials, 10_000) == 10_000
+    watched, _ = decided(1e-3, 2e-3)
+    @test NETWORK.at_once(watched, 10_000) == ceil(0.25 / 1e-3)  # then their time is held against that of one thread
+    NETWORK.note!(watched, 0.5, 250)
+    NETWORK.compare_again!(watched)
+    @test !watched.compares  # one thread was hardly faster
+    NETWORK.note!(watched, 0.6, 250)  # all threads are slower than one was
+    NETWORK.compare_again!(watched)
+    @test watched.compares && watched.window == 0.5  # and looked at less often
+    while watched.compares
+        NETWORK.note!(watched, watched.is_alone ? 2e-3 : 2.4e-3, 1)
+    end
+    @test watched.prefers_alone && watched.limit == Inf
+    NETWORK.note!(watched, 5.0, 10)  # nothing uses fewer threads
+    NETWORK.compare_again!(watched)
+    @test !watched.compares && NETWORK.at_once(watched, 10_000) == ceil(Int, watched.left / 2e-3)
     of_blas, busy = NETWORK.Trials(1, true, true), 0.0  # threads of BLAS wait busily for a while, beside one that works
     while !of_blas.decided
         busy = of_blas.is_alone ? max(0.0, busy - 0.04) : 0.09

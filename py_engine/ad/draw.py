@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from py_engine.ad.containers import flatten, paths, unflatten
 from py_engine.ad.op import as_tensor
 from py_engine.ad.program import Program, simplify, traced, tracing
 from py_engine.ad.state import restoring
-from py_engine.ad.tensor import Literal, Tensor
+from py_engine.ad.tensor import Literal, Tensor, plain_arrays
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import TraceError
 
@@ -72,6 +70,7 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
         TraceError: the function branches on a value, or its graph has more than 400 nodes.
 
     Example:
+        >>> import numpy as np
         >>> picture = draw(lambda x: np.sum(np.sin(x) ** 2), np.ones(3))
         >>> picture.startswith("<svg")
         True
@@ -93,7 +92,7 @@ def draw(function: Callable[..., Any], *args: Any, simplified: bool = True) -> S
 
 def _traced(function: Callable[..., Any], args: Sequence[Any]) -> Program:
     leaves, structure = flatten(tuple(args))
-    arrays = [leaf if isinstance(leaf, Tensor) else np.asarray(leaf) for leaf in leaves]
+    arrays = plain_arrays(leaves)
     names = [f"x{path.removeprefix('[0]') if len(args) == 1 else path}" for path in paths(structure)]
     inputs = [Tensor.symbol(a.shape, a.dtype, name) for a, name in zip(arrays, names, strict=True)]
     with tracing() as nodes:

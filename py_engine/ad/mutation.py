@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from sys import getrefcount
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from py_engine.ad.state import STATE, collecting
 from py_engine.ad.tensor import Array, Literal, Tensor
-from py_engine.errors import InPlaceError, ReplayError
+from py_engine.errors import InPlaceError, ReplayError, TraceError
 
 SMALL = 8192
 """Bytes: up to here each op keeps its own copy, which takes less time than to look for one to share."""
@@ -207,6 +208,13 @@ class Watch:
         self.kind = values.shape, values.dtype
         self.values = Snapshot(values)
 
+    @property
+    def owns_all(self) -> bool:
+        """Whether the values are in the list or the array itself, and not in others that it shows."""
+        if isinstance(self.source, np.ndarray):
+            return self.source.base is None
+        return isinstance(self.source, list) and all(isinstance(x, (int, float, np.generic)) for x in self.source)
+
     def check(self, _unchanged: set[object]) -> None:
         """Raise `ReplayError` if the values are others now."""
         try:
@@ -222,6 +230,30 @@ def watch(source: Any, what: str) -> None:
     """While a function is traced, note that it took the values of something that may change."""
     if STATE.watched is not None:
         STATE.watched.append(Watch(source, what))
+
+
+def captured(watched: Iterable[Any]) -> list[Any]:
+    """Of what a trace has taken the values of, return what others hold, too; the rest is gone with the function's call.
+
+    Raises:
+        TraceError: the function itself has changed such a thing since an op read it.
+    """
+    watched = list(watched)
+    holds = Counter(id(x.source) for x in watched if isinstance(x, Watch))
+    # `getrefcount` counts its argument, too.
+    kept = [
+        x
+        for x in watched
+        if not isinstance(x, Watch) or not x.owns_all or getrefcount(x.source) > holds[id(x.source)] + 1
+    ]
+    for x in kept:
+        try:
+            x.check(set())
+        except ReplayError:
+            raise TraceError(
+                "the function changes a list or an array that it captures after an op has read it: give the op a copy"
+            ) from None
+    return kept
 
 
 class WatchedVersions:

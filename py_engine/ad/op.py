@@ -252,6 +252,9 @@ class Op:
                 self.kernel(*arrays, out)
         elif self.view is not None:
             result.data = self.view(*arrays, **attrs)
+            if not level and trace is None and (inputs[0].op is not None or not result.data.flags.writeable):
+                result.data = result.data.view()  # a gradient may need what it shows, and it has no op that says so
+                result.data.flags.writeable = False
         else:
             (result.data,) = self.compute(arrays, [(shape, dtype)], attrs)
         result.versions = None

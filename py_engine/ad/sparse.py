@@ -17,9 +17,9 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -267,6 +267,27 @@ def _checked(
 # Sets of colours are the bits of an integer.
 
 
+_KNOWN: dict[bytes, Array] = {}
+"""The last colourings, by a digest of the pattern, which may be large."""
+
+_MOST_KNOWN = 16
+
+
+def _remembered(color: Callable[[Array, Array, Any], Array], rows: Array, columns: Array, size: Any) -> Array:
+    """Return the colours of a pattern, found now or before."""
+    digest = blake2b(repr((color.__name__, rows.dtype.str, columns.dtype.str, size)).encode(), digest_size=16)
+    for places in (rows, columns):
+        digest.update(np.ascontiguousarray(places).data)
+    key = digest.digest()
+    found = _KNOWN.get(key)
+    if found is None:
+        found = color(rows, columns, size)
+        while len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)), None)
+        _KNOWN[key] = found
+    return found
+
+
 def _count(colors: Array) -> int:
     return int(colors.max(initial=-1)) + 1
 
@@ -276,12 +297,10 @@ def column_colors(rows: Array, columns: Array, shape: tuple[int, int]) -> Array:
 
     Greedy, columns with more entries first (a distance-2 colouring); -1 for a column without entries.
     """
-    return _column_colors(rows.tobytes(), columns.tobytes(), rows.dtype.str, shape)
+    return _remembered(_column_colors, rows, columns, shape)
 
 
-@lru_cache(maxsize=8)
-def _column_colors(row_bytes: bytes, column_bytes: bytes, dtype: str, shape: tuple[int, int]) -> Array:
-    rows, columns = np.frombuffer(row_bytes, dtype), np.frombuffer(column_bytes, dtype)
+def _column_colors(rows: Array, columns: Array, shape: tuple[int, int]) -> Array:
     members, counts = _lists(columns, rows, shape[1])
     colors = np.full(shape[1], -1)
     used = [0] * shape[0]
@@ -305,12 +324,10 @@ def star_colors(rows: Array, columns: Array, count: int) -> Array:
     Neighbours differ, and no path of four has two colours only: of the two places of an entry, one is in a row without
     another entry of that colour. Greedy, rows with more entries first.
     """
-    return _star_colors(rows.tobytes(), columns.tobytes(), rows.dtype.str, count)
+    return _remembered(_star_colors, rows, columns, count)
 
 
-@lru_cache(maxsize=8)
-def _star_colors(row_bytes: bytes, column_bytes: bytes, dtype: str, count: int) -> Array:
-    rows, columns = np.frombuffer(row_bytes, dtype), np.frombuffer(column_bytes, dtype)
+def _star_colors(rows: Array, columns: Array, count: int) -> Array:
     beside = rows != columns
     neighbours, counts = _lists(rows[beside], columns[beside], count)
     colors = [-1] * count

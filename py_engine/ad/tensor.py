@@ -303,6 +303,27 @@ def plain_array(x: Any, dtype: DTypeLike | None = None) -> Array:
         raise DTypeError(f"a {type(x).__name__} is not an array of numbers: {error}") from None
 
 
+def plain_arrays(leaves: Sequence[Any]) -> list[Array]:
+    """Return arrays, tensors and numbers as arrays; Python floats are weak, as they are beside tensors in an op.
+
+    Raises:
+        DTypeError, ShapeError: see `plain_array`.
+    """
+    dtype: np.dtype[Any] = np.dtype(float)
+    for x in leaves:
+        if isinstance(x, (Tensor, np.ndarray, np.float32)) and x.dtype in FLOATS:
+            dtype = x.dtype
+            break
+    return [
+        x
+        if x.__class__ is np.ndarray
+        else x.numpy()
+        if isinstance(x, Tensor)
+        else plain_array(x, dtype if isinstance(x, float) else None)
+        for x in leaves
+    ]
+
+
 def real_array(x: Array, given: Any = NO_VALUE) -> Array:
     """Return an array of real numbers or truth values that means to numpy what it means here.
 

@@ -5,6 +5,7 @@ And `Trials`, which find out which way of using threads is the fastest.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -30,11 +31,17 @@ AGAIN_SECONDS, AGAIN_TIMES = 20.0, 50
 """The ways are compared again, since other work that had the processors may have ended, or begun: after these seconds
 of runs, at least, and after so many times those of the comparison before."""
 
+WATCHED_SECONDS = 0.25
+"""Seconds of runs in the chosen way after which they are held against what fewer threads took in the comparison, at
+least, and at least those of that comparison: if most took longer, it is made again. Twice as many the next time."""
+
 
 class Trials(Generic[Way]):
     """Ways of doing the same thing, tried in turn until it is known which is the fastest, and now and then again.
 
-    Those that use more come first; of ways that take about the same time the last is chosen. Medians are compared.
+    Those that use more come first; of ways that take about the same time the last is chosen. Medians are compared. They
+    are compared again where the chosen way has become slower than a later one was: the processors on which its threads
+    run may be others now, or busy.
 
     Args:
         ways: what `run` calls its argument with.
@@ -52,6 +59,9 @@ class Trials(Generic[Way]):
         """That were made before that was known."""
         self._chosen = 0 if len(self.ways) == 1 else None
         self._left = 0.0  # seconds of runs until the ways are compared again
+        self._limit = math.inf  # seconds of a run that fewer threads would take
+        self._window = 0.0  # seconds of runs that are held against it together
+        self._watched, self._runs, self._slow = 0.0, 0, 0  # seconds of such runs, how many, and how many took longer
         self._seconds: list[list[float]] = []
         """Of each way in each run that counts, while they are compared."""
         self._begun = 0.0
@@ -98,6 +108,13 @@ class Trials(Generic[Way]):
     def spend(self, seconds: float) -> None:
         """Note the seconds of a run in the chosen way."""
         self._left -= seconds
+        self._watched += seconds
+        self._runs += 1
+        self._slow += seconds > self._limit
+        if self._watched >= self._window:
+            if 2 * self._slow > self._runs:
+                self._left, self._window = 0.0, 2 * self._window
+            self._watched, self._runs, self._slow = 0.0, 0, 0
 
     def _compare(self, start: float, end: float) -> None:
         if not self._seconds:
@@ -115,6 +132,9 @@ class Trials(Generic[Way]):
             usual = [float(np.median(seconds)) for seconds in self._seconds]
             self._chosen = max(k for k in range(len(usual)) if self._does_as_well(k, usual))
             self._left = max(AGAIN_SECONDS, AGAIN_TIMES * self._took)
+            self._limit = GAIN * min(usual[self._chosen + 1 :], default=math.inf)
+            self._window = max(self._window, self._took, WATCHED_SECONDS)
+            self._watched, self._runs, self._slow = 0.0, 0, 0
             self._seconds, self._turns = [], 0
 
     def _does_as_well(self, k: int, usual: Sequence[float]) -> bool:

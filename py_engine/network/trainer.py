@@ -55,6 +55,9 @@ from py_engine.network.threads import Team
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
 
+MOST_FORWARDS = 32
+"""Numbers of samples whose forward passes are planned at a time: a service may be asked for any."""
+
 SQUARES_SHARED_FROM = 1 << 20
 """Elements of a gradient from which on threads share the sum of its squares; fewer cost as much as starting them."""
 
@@ -246,12 +249,12 @@ class Trainer:
                 rate = None if steps_rates is None else float(steps_rates[number])
                 weight = None if weights is None else weights[number]
                 finish = partial(self._finish, step, number, rate, weight)
-                if step is whole and step.threads.comparing:
+                if step is not whole:
+                    found[number] = finish(self._run(step, x, y, batch))
+                elif step.threads.comparing:
                     found[number] = self._try(step, x, y, batch, finish)
                 else:
-                    begun = perf_counter()
-                    found[number] = finish(self._run(step, x, y, batch))
-                    step.threads.spend(perf_counter() - begun)
+                    found[number] = self._timed(step, x, y, batch, finish)
         if self.parallel is not None and weights is not None:
             return self.parallel.add_up(found * weights)
         return found
@@ -583,28 +586,35 @@ class Trainer:
     def _try(self, step: Step, x: Array, y: Array, rows: Rows, finish: Callable[[float], float]) -> float:
         """Train in one of the ways to use threads that may be the fastest, and keep the time.
 
-        The update counts, since threads of BLAS that wait busily slow down those that share it, and the optimizer
-        chooses its threads before. Not so where other processes are waited for, or an update is made after several
-        steps.
+        The optimizer chooses its threads before.
         """
-
         threads = step.threads
         if not threads.compared:
             loss = self._keep_what_computes_the_same(step, x, y, rows)
             if loss is not None:
                 return finish(loss)
-        alone = self.parallel is None and self.accumulate == 1
-        if alone and self.optimizer.comparing:
+        if self._update_counts and self.optimizer.comparing:
             self._use(step, threads.way if threads.decided else threads.ways[-1])
             return finish(self._run(step, x, y, rows))
         self._use(step, threads.next)
-        if alone:
-            loss = threads.run(lambda _: finish(self._run(step, x, y, rows)))
-        else:
-            loss = finish(threads.run(lambda _: self._run(step, x, y, rows)))
+        loss = self._timed(step, x, y, rows, finish)
         if not threads.comparing:
             self._use(step, threads.way)
-        return float(loss)
+        return loss
+
+    def _timed(self, step: Step, x: Array, y: Array, rows: Rows, finish: Callable[[float], float]) -> float:
+        """Train, and note how long it took, with the update where that counts."""
+        if self._update_counts:
+            return float(step.threads.run(lambda _: finish(self._run(step, x, y, rows))))
+        return finish(step.threads.run(lambda _: self._run(step, x, y, rows)))
+
+    @property
+    def _update_counts(self) -> bool:
+        """Whether the update belongs to the time of a step, since threads of BLAS that wait busily slow down its own.
+
+        Not so where other processes are waited for, or an update is made after several steps.
+        """
+        return self.parallel is None and self.accumulate == 1
 
     def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> float | None:
         """Try no way to use threads in which a step is rounded in another way, nor any where a step is long.
@@ -683,6 +693,8 @@ class Trainer:
                 return [y, *(self._objective(y, t) for t in targets)]
 
             program = trace(outputs, [Tensor.symbol(a.shape, a.dtype) for a in arrays])
+            if len(self._forwards) >= MOST_FORWARDS:
+                self._forwards.clear()
             tape = self._forwards[key] = Tape(program, techniques=replace(self.techniques, winograd=False))
         with self._blas_threads(self.threads):
             return tape(*arrays)

@@ -128,6 +128,7 @@ def test_optimizers_have_the_settings_of_the_numpy_engines() -> None:
         ),
         ({"name": "adam", "learning_rate": 1.0, "betas": (0.9, 1.0)}, r"betas\[1\]"),
         ({"name": "adam", "learning_rate": 1.0, "betas": (0.9,)}, "betas must be two numbers"),
+        ({"name": "adam", "learning_rate": 1.0, "betas": 0.9}, r"betas must be two numbers, found 0\.9"),
         ({"name": "rmsprop", "learning_rate": 1.0, "clip_norm": 0.0}, "clip_norm must be a number above 0"),
     ],
 )
@@ -177,6 +178,9 @@ def test_a_label_out_of_range_is_named(session: Session, small_paper_model: Mode
         (lambda x, y: (x[:0], y[:0]), ShapeError, "x has no rows"),
         (lambda x, y: (x, y[:-1]), ShapeError, "x has 10 rows and y has 9"),
         (lambda x, y: (x, y.astype("float32")), LabelError, "expected integer labels, actual dtype float32"),
+        (lambda x, y: (np.ma.array(x, mask=x > 0), y), DTypeError, r"pass x\.filled"),
+        (lambda x, y: (x, np.ma.array(y, mask=y > 0)), DTypeError, r"pass x\.filled"),
+        (lambda x, y: (None, y), DTypeError, "x: expected a numpy array, found NoneType"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(
@@ -184,7 +188,23 @@ def test_data_that_does_not_fit_is_refused(
 ) -> None:
     x, y = spoil(*random_data(small_paper_model, 10))
     with pytest.raises(error, match=message):
-        session.train_epoch(x, y, np.arange(len(x)))
+        session.train_epoch(x, y, np.arange(10))
+    with pytest.raises(error, match=message):
+        session.loss_and_gradients(x, y)
+
+
+@pytest.mark.parametrize("dtype", [">f4", "float16", "int64", "nonsense"])
+@pytest.mark.parametrize("name", [*IN_PROCESS, "tensorflow", "jax"])
+def test_networks_compute_in_float32_or_float64(
+    name: str, dtype: str, small_paper_model: ModelSpec, random_params: Callable
+) -> None:
+    params = random_params(small_paper_model)
+    if dtype != "nonsense":
+        params = {name: array.astype(dtype) for name, array in params.items()}
+    with pytest.raises(ConfigurationError, match=f"float32 or float64, found dtype '{dtype}'"):
+        registry.get(name).build(small_paper_model, params, Optimizer("sgd", 0.1), 4, dtype, 1)
+    with pytest.raises(ConfigurationError, match=f"float32 or float64, found dtype '{dtype}'"):
+        weights.initialise(small_paper_model, 0, dtype)
 
 
 @pytest.mark.parametrize("order", [[0, 10], [-1, 3], [], [[0, 1]], [0.0]])

@@ -311,6 +311,13 @@ def test_weights_that_cannot_be_written_say_so(tmp_path: Path) -> None:
         weights.save(tmp_path / "taken", {})
 
 
+@pytest.mark.parametrize("setting", [".", "./", "cache"])
+def test_a_cache_may_be_named_from_here(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TWINGRAD_CACHE", setting)
+    assert cache_folder() == tmp_path / setting
+
+
 def test_a_cache_of_a_user_that_there_is_not_is_an_error_and_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

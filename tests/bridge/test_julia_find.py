@@ -126,7 +126,7 @@ def test_the_setting_names_a_program_its_folder_or_a_name_on_path(
     assert found.source == "TWINGRAD_JULIA"
 
 
-@pytest.mark.parametrize("setting", ["no-such-julia", "/nowhere/julia", "~no-such-user/julia"])
+@pytest.mark.parametrize("setting", ["no-such-julia", "/nowhere/julia", "~no-such-user/julia", "/" + 300 * "x"])
 def test_a_wrong_setting_is_an_error_even_if_there_is_another_julia(
     setting: str, fake_julia: FakeJulia, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +314,10 @@ def test_the_proof_is_not_disturbed_by_the_users_settings_of_julia(
     assert "JULIA_NUM_THREADS='2'" in seen
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"executable": 7}', '{"executable": "/gone/julia"}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"executable": 7}', '{"executable": "/gone/julia"}', f'{{"executable": "/{300 * "x"}"}}'],
+)
 def test_what_juliapkg_has_written_may_be_damaged(content: str, fake_julia: FakeJulia, tmp_path: Path) -> None:
     resolved(tmp_path, fake_julia("env/julia"))
     (tmp_path / "julia_env" / "pyjuliapkg" / "meta.json").write_text(content)

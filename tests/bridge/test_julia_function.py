@@ -19,7 +19,7 @@ import bridge.julia
 from bridge.errors import JuliaError
 from bridge.julia import remote
 from bridge.worker import Worker
-from py_engine.errors import ConfigurationError, NotDifferentiableError
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError
 
 pytestmark = pytest.mark.usefixtures("julia")
 
@@ -87,6 +87,24 @@ def test_the_pullback_is_the_derivative(product):
     slope = seed * (1 - np.tanh(x @ w) ** 2)
     np.testing.assert_allclose(by_w, x.T @ slope, rtol=1e-10)
     np.testing.assert_allclose(by_x, slope @ w.T, rtol=1e-10)
+
+
+def test_arrays_may_lie_anywhere_in_memory(in_python):
+    in_python("""
+        import numpy as np
+        from bridge import julia
+
+        total = julia.function("x -> sum(abs2, x)")
+        raw = bytes(3) + np.arange(4.0).tobytes()
+        assert total.value(np.frombuffer(raw, np.float64, offset=3)) == 14.0
+        assert total.value(np.asfortranarray(np.arange(4.0).reshape(2, 2))[:, ::-1]) == 14.0
+        assert total.value(np.float64(3.0)) == 9.0
+    """)
+
+
+def test_masks_are_refused(product):
+    with pytest.raises(DTypeError, match=r"pass x\.filled"):
+        product.value(np.ma.array(np.ones((3, 4)), mask=True), np.ones((4, 5)))
 
 
 def test_sizes_may_change_from_call_to_call(product):
@@ -323,6 +341,47 @@ def test_a_function_may_be_dropped_in_a_thread_and_in_a_fork():
         print(julia.runtime().evaluate("length(TwinGrad.Functions.FUNCTIONS)"))
     """)
     assert done == "2\n"
+
+
+def test_sessions_may_be_dropped_as_functions_are():
+    done = in_own_python("""
+        import gc, os, threading
+        import numpy as np
+        from bridge import julia, spec
+        from bridge.session import Optimizer
+
+        model = spec.parse({
+            "format": "twingrad-model", "version": 1, "opset": 1, "name": "small", "input": {"shape": ["N", 3]},
+            "layers": [{"id": "a", "op": "dense", "units": 2}], "loss": {"op": "mean_squared_error"},
+        })
+        sessions = [julia.build(model, optimizer=Optimizer("sgd", 0.1), batch_size=2) for _ in range(3)]
+        held = lambda: julia.runtime().evaluate("length(TwinGrad.Entry.SESSIONS)")
+        seen = [held()]
+        sessions.pop()
+        gc.collect()
+        seen.append(held())
+
+        def drop():
+            sessions.pop()
+            gc.collect()
+
+        thread = threading.Thread(target=drop)
+        thread.start()
+        thread.join()
+        child = os.fork()
+        if child == 0:
+            drop()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert np.isfinite(sessions[0].predict(np.ones((2, 3), np.float32))).all()
+        seen.append(held())
+        sessions.append(julia.build(model, optimizer=Optimizer("sgd", 0.1), batch_size=2))
+        seen.append(held())
+        for session in sessions * 2:
+            session.close()
+        print(*seen, held())
+    """)
+    assert done == "3 2 2 2 0\n"
 
 
 def test_a_missing_file_is_named(tmp_path):

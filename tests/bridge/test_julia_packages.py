@@ -124,6 +124,26 @@ def test_environments_and_depots_are_looked_into(julia: Julia, tmp_path: Path, m
     assert "loading it ended with exit code 1" in problem
 
 
+@pytest.mark.usefixtures("julia", "own_library")
+@pytest.mark.parametrize("ending", ["killed", "late"])
+def test_a_package_whose_loading_was_ended_is_tried_again(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(command: list[str], *_: Any) -> subprocess.CompletedProcess[str]:
+        if ending == "late":
+            raise subprocess.TimeoutExpired(command, 1200)
+        return subprocess.CompletedProcess(command, -9, "", "")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(packages, "completed", ended)
+        assert "for want of memory" in packages.package("Flux").problem or ending == "late"
+    assert packages.package("Flux") == packages.Package("0.14.99", "")
+
+
+@pytest.mark.usefixtures("julia")
+def test_a_folder_that_may_not_be_looked_into_has_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JULIA_LOAD_PATH", "/" + 300 * "x")
+    assert "has no package Flux" in packages.package("Flux").problem
+
+
 def test_without_julia_its_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "status", lambda: Status(None, "no Julia that works was found", {}))
     assert packages.package("Flux").problem == "no Julia that works was found"

@@ -9,12 +9,14 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import layers, spec, toml
 from bridge.errors import SpecError, TwinGradError
+from bridge.layers import Geometry
 from py_engine.network.initialisers import INITIALISERS
 
 MODELS = Path(spec.__file__).parents[1] / "experiments" / "models"
@@ -1097,6 +1099,35 @@ def test_a_window_of_a_pool_holds_an_element() -> None:
     assert "expected at most half the window of 5: 2" in refusal(
         network([pool | {"padding": 3}], (2, 9)) | {"opset": 3}
     )
+
+
+def test_places_of_windows_are_counted_as_one_by_one(rng: np.random.Generator) -> None:
+    shown = set()
+    for _ in range(300):
+        n, k, d, stride = (int(rng.integers(1, most)) for most in (30, 6, 5, 4))
+        before, after = (int(rng.integers(0, (d * (k - 1) + 1) // 2 + 1)) for _ in range(2))
+        for ceil_mode in (False, True):
+            at = Geometry((k,), (stride,), ((before, after),), (d,), ceil_mode)
+            if n + before + after < d * (k - 1) + 1:
+                continue
+            (windows,) = at.output((n,))
+            starts = range(-before, windows * stride - before, stride)
+            for padding in (False, True):
+                inside = range(-before, n + after) if padding else range(n)
+                expected = tuple(sum(start + j * d in inside for j in range(k)) for start in starts)
+                assert at.counted((n,), padding) == (expected,)
+                if not padding:
+                    assert at.has_empty_window((n,)) == (0 in expected,)
+                    shown.add(0 in expected)
+    assert shown == {False, True}
+
+
+@pytest.mark.timeout(60)
+def test_a_huge_dilated_pool_is_checked_at_once() -> None:
+    pool = {"id": "a", "op": "max_pool1d", "window": 100_000, "stride": 1, "dilation": 2, "padding": 50_000}
+    layers = [pool, {"id": "b", "op": "flatten"}, {"id": "c", "op": "dense", "units": 2}]
+    shapes = spec.parse(network(layers, (1, 2**24)) | {"opset": 4}).shapes()
+    assert shapes[0].output == (1, 2**24 + 100_000 - 199_998)
 
 
 def test_opset_1_has_no_token_ids() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from bridge import spec, weights
 from bridge.errors import WeightsError
 from bridge.weights import Params
-from py_engine.errors import EngineError
+from py_engine.errors import DTypeError, EngineError
 
 MODEL = spec.load(Path(spec.__file__).parents[1] / "experiments" / "models" / "mnist-rnn.toml")
 
@@ -178,6 +179,22 @@ def test_every_difference_is_named(params: Params, path: Path) -> None:
         "  rnn.bias_hh: not a parameter of this model, which has rnn.weight, rnn.recurrent, rnn.bias, "
         "output.weight, output.bias",
     ]
+
+
+def test_a_file_of_another_model_is_refused_before_it_is_read(path: Path) -> None:
+    """However large it is: here a terabyte, of which the disk holds nothing."""
+    size = 2**40
+    header = json.dumps({"a": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + size)
+    with pytest.raises(WeightsError, match="a: not a parameter of this model"):
+        weights.load(path, MODEL)
+
+
+def test_weights_with_a_mask_are_refused(params: Params) -> None:
+    params["output.bias"] = np.ma.array(params["output.bias"], mask=True)
+    with pytest.raises(DTypeError, match=r"pass x\.filled"):
+        weights.check(params, MODEL)
 
 
 def test_another_dtype_can_be_asked_for(seed: int, path: Path) -> None:

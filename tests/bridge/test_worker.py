@@ -23,7 +23,7 @@ from bridge.registry import Registered
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 from bridge.worker import Worker, environment
-from py_engine.errors import ConfigurationError, DTypeError, LabelError
+from py_engine.errors import ConfigurationError, DTypeError, LabelError, ParameterError, ShapeError
 
 ROOT = Path(worker.__file__).parents[1]
 SGD = Optimizer("sgd", 0.1)
@@ -319,6 +319,50 @@ def test_data_that_are_no_array_are_named(wrong: Any, built: Worker) -> None:
     ):
         with pytest.raises(DTypeError, match=f"{name}: expected a numpy array, found {type(wrong).__name__}; convert"):
             call()
+
+
+def test_arrays_that_are_none_of_numbers_are_named(built: Worker) -> None:
+    for wrong in (np.array([[object()]]), np.ma.array(np.zeros((1, 4)), mask=True)):
+        with pytest.raises(DTypeError):
+            built.predict(wrong)
+    assert len(built.predict(tell(0))) == 1
+    assert not list(built.stderr.parent.glob("*.npy.*"))
+
+
+def test_numbers_of_numpys_are_numbers(stand_in: str, small_paper_model: ModelSpec, random_params: Any) -> None:
+    with Worker(stand_in, threads=np.int64(1)) as one:
+        optimizer = Optimizer("sgd", np.float64(0.5), momentum=np.float64(0.5))
+        one.build(small_paper_model, random_params(small_paper_model), optimizer, np.int64(4))
+        one.own_parameters(small_paper_model, seed=np.int32(3))
+        with pytest.raises(TypeError, match="can't be sent to another process"):
+            one.own_parameters(small_paper_model, seed={3})
+        assert len(one.predict(tell(0))) == 1, "nothing was sent, and the session is as it was"
+    for threads in (1.5, None):
+        with pytest.raises(ConfigurationError, match=f"threads are an integer, found threads={threads}"):
+            Worker(stand_in, threads)
+
+
+def test_a_file_that_has_changed_is_read_again(built: Worker, tmp_path: Path) -> None:
+    for content in (9.0, 10.0):
+        np.save(tmp_path / "x.npy", np.full((1, 15), content, np.float32))
+        np.testing.assert_array_equal(built.predict(tmp_path / "x.npy"), np.full((1, 15), content))
+
+
+def test_requests_that_fail_leave_no_files(
+    small_paper_model: ModelSpec, random_params: Callable[..., Any], random_data: Callable[..., Any]
+) -> None:
+    params, (x, y) = random_params(small_paper_model), random_data(small_paper_model, 10)
+    with Worker("numpy") as one:
+        one.build(small_paper_model, params, SGD, 4)
+        one.train_epoch(x, y, np.arange(10))
+        kept = set(one.stderr.parent.iterdir())
+        with pytest.raises(ShapeError):
+            one.train_epoch(x, y, np.arange(11))
+        with pytest.raises(ParameterError):
+            one.load_state({"nothing": x})
+        with pytest.raises(ConfigurationError):
+            one.build(small_paper_model, params, SGD, 0)
+        assert set(one.stderr.parent.iterdir()) == kept
 
 
 def test_a_path_among_the_places_of_modules_does_no_harm(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:

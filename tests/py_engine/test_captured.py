@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.errors import EngineError, InPlaceError, ReplayError
+from py_engine.errors import DTypeError, EngineError, InPlaceError, ReplayError, TraceError
 
 X = np.array([0.5, -1.5, 2.0, 0.25])
 IDS = np.array([0, 2, 1, 0])
@@ -183,3 +185,73 @@ def test_a_compiled_pullback_is_refused_where_the_eager_one_is_after_an_array_wa
         pullback(seed)
     with pytest.raises(ReplayError, match=r"an array of shape .* that the compiled function captured was changed"):
         compiled(seed)
+
+
+def _padded(x, a, b):
+    shape = [1, 1]
+    for axis, w in enumerate((a, b)):
+        shape[axis] = -1
+        x = x * np.reshape(w, shape)
+        shape[axis] = 1
+    return np.sum(x)
+
+
+def _masked(x, a, b):
+    mask = np.zeros(2, bool)
+    for i, w in enumerate((a, b)):
+        mask[i] = True
+        x = x * np.sum(w[:2][mask])
+        mask[i] = False
+    return np.sum(x)
+
+
+def _indexed(x, a, b):
+    index = [0]
+    first = x[index]
+    index.append(1)
+    return np.sum(first * a[0]) + np.sum(x[index] * b[0])
+
+
+@pytest.mark.parametrize("function", [_padded, _masked, _indexed])
+def test_a_function_may_change_its_own_lists_and_masks(function, rng):
+    compiled = pe.compile(pe.value_and_grad(function))
+    for _ in range(3):
+        arrays = rng.standard_normal((2, 3)), rng.standard_normal(2), rng.standard_normal(3)
+        value, gradient = compiled(*arrays)
+        expected = pe.value_and_grad(function)(*arrays)
+        np.testing.assert_allclose(value, expected[0])
+        np.testing.assert_allclose(gradient, expected[1])
+
+
+def test_what_a_temporary_shows_of_what_is_captured_is_watched():
+    flags, weights, x = np.array([True, True, False, True]), [1.0, 2.0, 3.0], np.arange(3.0)
+    shown = pe.compile(lambda x: np.sum(x[flags[1:]]))  # a new view in each call
+    listed = pe.compile(lambda x: np.sum(x * [weights, weights]))  # a new list of the same one
+    assert shown(x) == 2.0 and listed(x) == 16.0
+    flags[1], weights[0] = False, 5.0
+    for compiled in (shown, listed):
+        with pytest.raises(ReplayError, match="captured was changed"):
+            compiled(x)
+
+
+def test_a_function_that_changes_what_it_captures_is_refused_when_it_is_traced():
+    shape = [1, 1]
+
+    def f(x):
+        shape[0] = 3
+        y = np.reshape(x, shape)
+        shape[0] = 1
+        return np.sum(y)
+
+    compiled = pe.compile(f)
+    for _ in range(2):
+        with pytest.raises(TraceError, match="changes a list or an array that it captures"):
+            compiled(np.ones(3))
+
+
+@pytest.mark.parametrize("wrong", [SimpleNamespace(rate=0.1), "a", np.array([1j]), np.array(["2020"], "M8[Y]"), 2**70])
+def test_arguments_that_are_no_numbers_are_named(wrong):
+    with pytest.raises(DTypeError, match=r"compile: argument 1 is of .* bind all else with functools\.partial"):
+        pe.compile(lambda x, c: x * 2)(np.ones(3), wrong)
+    with pytest.raises(DTypeError, match=r"compile: argument \[1\]\['c'\] is of"):
+        pe.compile(lambda x, c: x * 2)(np.ones(3), {"b": 1.0, "c": wrong})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import py_engine as pe
-from py_engine.errors import TraceError
+from py_engine.errors import DTypeError, TraceError
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -74,6 +74,12 @@ def test_without_simplification_the_graph_is_as_it_was_written():
         return sum(t[0] == "sin" for *_, t in boxes(pe.draw(twice, np.ones(2), simplified=simplified)))
 
     assert (sines(True), sines(False)) == (1, 2)
+
+
+def test_numbers_are_taken_as_compiled_functions_take_them():
+    assert "float32" in pe.draw(lambda x, rate: x * rate, np.ones(3, np.float32), 0.5)
+    with pytest.raises(DTypeError, match="MaskedArray"):
+        pe.draw(lambda x: x, np.ma.array(np.ones(3), mask=True))
 
 
 def test_text_is_escaped():

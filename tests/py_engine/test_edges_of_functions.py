@@ -12,7 +12,7 @@ from py_engine import Tensor
 from py_engine.ad import ops
 from py_engine.ad.gradcheck import gradcheck
 from py_engine.ad.ops import blocks, convolution
-from py_engine.errors import DTypeError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 LARGE = 20_000
 """Elements from which on `where` selects by bits."""
@@ -311,6 +311,91 @@ def test_the_condition_of_a_matrix_of_zeros_is_infinite_and_that_of_nan_is_nan()
         assert np.linalg.cond(pe.tensor(zeros), p).item() == np.inf
     found = np.linalg.cond(pe.tensor(mixed[:2])).numpy()
     np.testing.assert_array_equal(found, [np.inf, 1])
+
+
+@pytest.mark.parametrize("p", [1, -1, np.inf, -np.inf, "fro"])
+def test_the_condition_of_a_singular_matrix_is_infinite_beside_others(p):
+    regular, singular, nan = np.array([[2.0, 1.0], [0.5, 3.0]]), np.ones((2, 2)), np.full((2, 2), np.nan)
+    for x in (singular, np.stack([regular, singular, nan]), np.stack([regular, singular])[:, np.newaxis]):
+        expected = np.linalg.cond(x, p)
+        for found in (np.linalg.cond(pe.tensor(x), p).numpy(), pe.compile(lambda x: np.linalg.cond(x, p))(x)):
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+    slope = pe.grad(lambda x: np.linalg.cond(x, p)[0])(np.stack([regular, singular]))
+    np.testing.assert_allclose(slope[0], pe.grad(lambda x: np.linalg.cond(x, p))(regular), rtol=1e-12)
+    gradcheck(lambda x: np.linalg.cond(x, p), regular)
+
+
+def test_the_nuclear_condition_of_a_singular_matrix_is_none_as_numpys():
+    for x in (np.ones((2, 2)), pe.tensor(np.ones((2, 2)))):
+        with pytest.raises(np.linalg.LinAlgError, match="SVD did not converge"):
+            np.linalg.cond(x, "nuc")
+
+
+@pytest.mark.parametrize("rtol", [None, 1e-3])
+def test_what_a_pseudo_inverse_cuts_is_given_by_one_name(rtol):
+    with pytest.raises(ConfigurationError, match="rcond and rtol mean the same"):
+        np.linalg.pinv(pe.tensor(np.eye(2)), rcond=0.5, rtol=rtol)
+
+
+@pytest.mark.parametrize(("function", "worst"), [(np.nanmax, -np.inf), (np.nanmin, np.inf)])
+def test_nan_has_no_share_of_the_slope_of_an_infinite_extremum(function, worst):
+    for x, expected in (
+        ([worst, np.nan], [1, 0]),
+        ([np.nan, worst, np.nan, worst], [0, 0.5, 0, 0.5]),
+        ([np.nan, 2.0, 2.0, np.nan], [0, 0.5, 0.5, 0]),
+    ):
+        x = np.array(x)
+        for run in (lambda f: f, pe.compile):
+            np.testing.assert_array_equal(run(pe.grad(function))(x), expected)
+            assert run(lambda x: pe.jvp(function, (x,), (np.ones_like(x),))[1])(x) == 1
+    chosen = pe.grad(lambda x: function(x, initial=worst, where=np.array([True, False])))
+    np.testing.assert_array_equal(chosen(np.array([worst, 1.0])), [0.5, 0])  # the other half is the initial number's
+
+
+def test_the_number_that_nan_extrema_begin_with_is_theirs_where_there_is_no_other():
+    x = np.array([[np.nan, 1.0], [np.nan, -3.0]])
+    for function in (np.nanmax, np.nanmin):
+        np.testing.assert_array_equal(function(pe.tensor(x), 0, initial=0.5).numpy(), function(x, 0, initial=0.5))
+        assert function(pe.tensor(np.zeros(0)), initial=0.5).item() == 0.5
+
+
+def test_differences_of_several_elements_do_not_overflow_before_numpys_do():
+    x = np.array([3e38, 2e38, 2e38, -3e38], np.float32)
+    for method in (np.subtract.reduce, *(lambda x, at=at: np.subtract.reduceat(x, at) for at in ([0, 1], [0, 3]))):
+        np.testing.assert_array_equal(method(pe.tensor(x)).numpy(), method(x))
+        np.testing.assert_array_equal(pe.compile(method)(x), method(x))
+    rows = np.arange(24.0).reshape(2, 3, 4) ** 2
+    for axis in range(3):
+        found = np.subtract.reduce(pe.tensor(rows), axis, keepdims=True).numpy()
+        np.testing.assert_array_equal(found, np.subtract.reduce(rows, axis, keepdims=True))
+        gradcheck(lambda x, axis=axis: np.subtract.reduce(x, axis) ** 2, rows)
+    found = pe.vmap(np.subtract.reduce)(rows)
+    np.testing.assert_array_equal(found, np.subtract.reduce(rows, 1))
+    whole = rows.astype(np.int32)
+    assert np.subtract.reduce(pe.tensor(whole)).dtype == np.subtract.reduce(whole).dtype
+
+
+@pytest.mark.parametrize("axis", [(0,), (0, 1), (1, 0), (2, 0), (-1, 1), (0, 2, 1), 1])
+@pytest.mark.parametrize("returned", [False, True])
+def test_weights_lie_along_the_axes_that_are_averaged_in_their_order(rng, axis, returned):
+    x = rng.standard_normal((2, 3, 4))
+    w = rng.random([x.shape[d] for d in (axis if isinstance(axis, tuple) else (axis,))]) + 0.1
+    found = np.average(pe.tensor(x), axis, w, returned)
+    expected = np.average(x, axis, w, returned)
+    for mine, theirs in zip(found if returned else [found], expected if returned else [expected], strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-12)
+    gradcheck(lambda x, w: np.average(x, axis, w), x, w)
+
+
+def test_weights_of_bins_may_be_whole_numbers_and_edges_may_be_none():
+    places = np.array([0, 2, 2])
+    for weights in ([1, 2, 4], np.array([1, 2, 4], np.int32), np.array([True, False, True])):
+        found, expected = np.bincount(pe.tensor(places), weights), np.bincount(places, weights)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found.numpy(), expected)
+    x = np.array([[0.5, -1.0]])
+    for right in (False, True):
+        np.testing.assert_array_equal(np.digitize(pe.tensor(x), [], right).numpy(), np.digitize(x, [], right))
 
 
 def test_a_step_of_no_numbers_is_nan():

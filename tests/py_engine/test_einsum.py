@@ -96,11 +96,30 @@ def test_letters_of_both_cases_are_sorted_as_numpy_sorts_them(rng):
         ("ij->ijk", [(2, 3)], "must use letters of 'ij', each once"),
         ("ij->ii", [(2, 3)], "must use letters of 'ij', each once"),
         ("i1", [(2, 3)], "subscripts must be letters"),
+        (".i->i", [(2, 3)], "at most once in a term"),
+        ("..i", [(2, 3, 4)], "at most once in a term"),
+        ("....i", [(2, 3)], "at most once in a term"),
+        ("...i...", [(2,)], "at most once in a term"),
+        ("...i->.i", [(2,)], "at most once in a term"),
+        ("i->j->i", [(2,)], "subscripts must be letters"),
+        ("i-j", [(2, 3)], "subscripts must be letters"),
     ],
 )
 def test_subscripts_that_do_not_fit(subscripts, shapes, message):
     with pytest.raises(ShapeError, match=message):
         ops.einsum(subscripts, *(np.zeros(shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("subscripts", ["...i->i", "i...->", "...->"])
+def test_axes_of_an_ellipsis_are_left_out_of_the_result_only_where_numpy_sums_over_them(subscripts):
+    x = np.arange(6.0).reshape(2, 3)
+    with pytest.raises(ValueError):
+        np.einsum(subscripts, x)
+    with pytest.raises(ShapeError, match=r"must have the axes of `...`, or optimize=True be given"):
+        np.einsum(subscripts, Tensor(x))
+    found = np.einsum(subscripts, Tensor(x), optimize=True).numpy()
+    np.testing.assert_array_equal(found, np.einsum(subscripts, x, optimize=True))
+    np.testing.assert_array_equal(np.einsum("...i->i", Tensor(x[0])).numpy(), x[0])  # where it stands for none
 
 
 def test_what_is_neither_subscripts_nor_lists_is_refused():
@@ -121,6 +140,9 @@ def test_operands_of_different_dtypes_are_refused():
         lambda a, b: np.einsum(a, [0, 1], b, [1, 2]),
         lambda a, b: np.einsum(a, [Ellipsis, 1], b, [1, 2], [Ellipsis, 2]),
         lambda a, b: np.einsum(b, [3, 3], [3]),
+        lambda a, b: np.einsum(a, [0, 26]),
+        lambda a, b: np.einsum(a, [25, 26], b, [26, 51]),
+        lambda a, b: np.einsum(a, [27, 3]),
     ],
 )
 def test_lists_of_axes_in_place_of_subscripts(call):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, note, settings
@@ -144,6 +146,46 @@ def test_repeated_positions_add_up():
     np.testing.assert_array_equal(gradient, [[2, 3], [0, 0], [0 + 4 + 6 + 8, 1 + 5 + 7 + 9]])
 
 
+ROWS = np.array([3, -1, 0, 3, -4, 3])
+PLACES = {
+    "rows": ROWS,
+    "bytes": ROWS.astype(np.int8),
+    "unsigned": np.array([[3, 0], [3, 1]], np.uint64),
+    "one row": np.array(-2),
+    "no rows": np.zeros(0, np.intp),
+    "columns": np.s_[:, ROWS],
+    "a column of rows": np.s_[ROWS, 1],
+    "rows and planes": np.s_[ROWS, ::2, np.newaxis, ROWS % 2],
+    "elements": (ROWS, ROWS, ROWS % 2),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("shape", [(4, 4, 2), (4, 4, 3), (4, 5, 1700), (4, 5, 1701), (9000, 4, 2), (4, 4000, 4)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_added_at_repeated_positions_is_added_in_their_order(place, shape, dtype, rng):
+    index = PLACES[place]
+    positions = np.arange(np.prod(shape)).reshape(shape)[index]
+    weights = (rng.standard_normal(positions.shape) * 10 ** rng.uniform(-6, 6, positions.shape)).astype(dtype)
+    expected = np.zeros(shape, dtype)
+    np.add.at(expected.reshape(-1), np.ravel(positions), np.ravel(weights))
+    slope = pe.grad(lambda x: np.sum(x[index] * weights))
+    for run in (slope, pe.compile(slope)):
+        assert run(np.zeros(shape, dtype)).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("index", [ROWS, np.s_[:, ROWS], np.s_[ROWS, ::100]], ids=str)
+def test_the_gradient_of_a_few_elements_makes_no_positions_of_all(index):
+    slope, x = pe.compile(pe.grad(lambda x: np.sum(x[index] ** 2))), np.ones((500, 400), np.float32)
+    slope(x)
+    tracemalloc.start()
+    try:
+        slope(x)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * x.nbytes  # the gradient itself is one
+    finally:
+        tracemalloc.stop()
+
+
 def test_positions_may_change_from_replay_to_replay():
     lookup = pe.compile(pe.value_and_grad(lambda table, rows: np.sum(table[rows] ** 2)))
     table = np.arange(6.0).reshape(3, 2)
@@ -246,3 +288,5 @@ def test_positions_that_are_out_of_range_in_a_later_replay_are_named():
     spread = pe.compile(pe.grad(lambda table, rows: np.sum(table[rows])))
     with pytest.raises(ShapeError, match="index 7 is out of bounds for axis 0 with size 3"):
         spread(np.zeros((3, 2)), np.array([7]))
+    with pytest.raises(ShapeError, match="index 30000 is out of range for an axis of length 30000, at position 1"):
+        spread(np.zeros((30_000, 2)), np.array([7, 30_000]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, note
@@ -10,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 import py_engine as pe
 from py_engine import Tensor, ops
+from py_engine.ad.program import trace
 from py_engine.errors import NotDifferentiableError, TraceError
 
 seeds = st.integers(0, 2**32 - 1)
@@ -141,6 +144,45 @@ def test_a_few_rows_by_a_transposed_matrix_are_numpy_s_product_eagerly_and_compi
     np.testing.assert_array_equal(pe.compile(beside)(a, w), eager)
 
 
+def fewest_multiplications(lengths):
+    each = range(1, len(lengths) - 1)
+    return min(
+        (
+            fewest_multiplications(lengths[: k + 1])
+            + fewest_multiplications(lengths[k:])
+            + lengths[0] * lengths[k] * lengths[-1]
+            for k in each
+        ),
+        default=0,
+    )
+
+
+@given(st.lists(st.integers(0, 6), min_size=3, max_size=8), st.booleans(), st.booleans(), seeds)
+def test_a_product_of_many_matrices_takes_as_few_multiplications_as_possible(lengths, row, column, seed):
+    lengths = [1 if row else lengths[0], *lengths[1:-1], 1 if column else lengths[-1]]
+    arrays = draw(seed, *pairwise(lengths))
+    if row:
+        arrays[0] = arrays[0][0]
+    if column:
+        arrays[-1] = arrays[-1][:, 0]
+    symbols = [Tensor.symbol(a.shape, a.dtype) for a in arrays]
+    program = trace(lambda *given: [np.linalg.multi_dot(given)], symbols)
+    taken = sum(e.outputs[0].size * e.inputs[0].shape[-1] for e in program.equations if e.op.name == "matmul")
+    assert taken == fewest_multiplications(lengths)
+    found, expected = np.linalg.multi_dot(list(map(Tensor, arrays))).numpy(), np.linalg.multi_dot(arrays)
+    assert found.shape == np.shape(expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_of_equally_short_ways_to_multiply_matrices_that_of_numpy_is_taken():
+    large, small = np.full((2, 2), 1e200), np.full((2, 2), 1e-200)
+    for arrays in ([small, large, large], [large, large, small], [small, small, large, large]):
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(
+                np.linalg.multi_dot(list(map(Tensor, arrays))).numpy(), np.linalg.multi_dot(arrays)
+            )
+
+
 # Decompositions at equal values -------------------------------------------------------------------------------------
 
 
@@ -161,6 +203,27 @@ def test_equal_values_have_no_derivative_of_their_vectors(function):
     for alike in (np.eye(3), np.diag([2.0, 2.0, 1.0])):
         assert np.isnan(pe.grad(function)(alike)).any()  # and no finite number that is wrong
         assert np.isnan(pe.jvp(function, (alike,), (np.ones((3, 3)),))[1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(np.float64, 1e-200), (np.float64, 1e200), (np.float64, 5e307), (np.float32, 1e-30), (np.float32, 1e30)],
+)
+@pytest.mark.parametrize("shape", [(3, 3), (4, 3), (3, 5)])
+def test_vectors_of_singular_values_whose_squares_have_no_number_have_derivatives(dtype, scale, shape, rng):
+    left, right = (np.linalg.qr(rng.standard_normal((n, 3)))[0] for n in shape)
+    x, move = (left * [3, 2, 1]) @ right.T, 0.1 * rng.standard_normal(shape)
+
+    def turned(x):  # the same for all multiples of x
+        u, _, vt = np.linalg.svd(x, full_matrices=False)
+        return np.sum((u * np.array([1, 3, 2], x.dtype)) @ vt)
+
+    scaled = (scale * x).astype(dtype)
+    tolerance = 1e-9 if dtype is np.float64 else 1e-3
+    slope = pe.grad(turned)(scaled).astype(float) * scale
+    np.testing.assert_allclose(slope, pe.grad(turned)(x), rtol=tolerance, atol=tolerance)
+    pushed = pe.jvp(turned, (scaled,), ((scale * move).astype(dtype),))[1]
+    np.testing.assert_allclose(pushed, pe.jvp(turned, (x,), (move,))[1], rtol=tolerance, atol=tolerance)
 
 
 def test_equal_values_have_derivatives_themselves():

@@ -340,6 +340,33 @@ def test_the_arrays_of_computed_tensors_are_read_only():
         ops.exp(x).numpy()[0] = 0  # nothing is recorded, so nobody needs it
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [
+        lambda y: y.detach(),
+        pe.stop_gradient,
+        lambda y: pe.stop_gradient(y)[:1],
+        lambda y: np.reshape(y.detach(), (1, 2)).T,
+    ],
+)
+def test_a_constant_view_of_a_computed_tensor_is_read_only(shown):
+    x = pe.tensor([1.0, 2.0], requires_grad=True)
+    y = np.exp(x)
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(shown(y))[...] = 0
+    with pe.no_grad(), pytest.raises(ValueError, match="read-only"):
+        shown(y).numpy()[...] = 0
+    with pe.no_grad():
+        seen = y[:1]
+    with pytest.raises(ValueError, match="read-only"):
+        seen.numpy()[...] = 0
+    np.sum(y).backward()
+    np.testing.assert_allclose(x.grad, np.exp([1.0, 2.0]))
+    pe.tensor(shown(y).numpy(), requires_grad=True).numpy()[...] = 0  # a copy
+    given = np.ones(2)
+    pe.tensor(given)[:1].numpy()[...] = 5.0  # of what was given, which may be written to
+
+
 def test_tensors_are_not_written_in_place():
     x = pe.tensor([1.0, 2.0], requires_grad=True)
     with pytest.raises(TypeError, match="tensors cannot be written in place"):

@@ -185,6 +185,20 @@ def test_what_sees_nothing_is_zero_and_has_zero_gradients():
     assert np.isfinite(large).all() and large.dtype == np.float32
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, np.ones((2, 0), bool), np.zeros((2, 1))])
+def test_attention_to_no_keys_is_zero(causal, mask):
+    q, k, v = normal(3, 2, 4), np.zeros((3, 0, 4)), np.zeros((3, 0, 5))
+
+    def attend(q, k, v):
+        return ops.scaled_dot_product_attention(q, k, v, mask, causal)
+
+    np.testing.assert_array_equal(attend(q, k, v).numpy(), np.zeros((3, 2, 5)))
+    np.testing.assert_array_equal(pe.compile(attend)(q, k, v), np.zeros((3, 2, 5)))
+    found = pe.grad(lambda *x: ops.sum(attend(*x)), (0, 1, 2))(q, k, v)
+    assert [g.shape for g in found] == [x.shape for x in (q, k, v)] and not found[0].any()
+
+
 def test_attention_to_nan_is_nan_with_a_mask_or_without() -> None:
     q, k, v = np.array([[np.nan, 1.0], [1.0, 1.0]]), np.ones((2, 2)), np.ones((2, 2))
     for mask in (None, np.ones((2, 2), bool), np.zeros((2, 2))):
@@ -361,6 +375,10 @@ REFUSED = {
     "layer_norm: expected the last axes, got 0 of 3": lambda: ops.layer_norm(X, axis=0),
     "layer_norm: expected a weight of shape \\(6,\\), got \\(4,\\)": lambda: ops.layer_norm(X, np.ones(4)),
     "batch_norm: mean and variance are given together": lambda: ops.batch_norm(X, mean=np.zeros(4)),
+    "batch_norm: expected a mean of shape \\(4,\\), got \\(1,\\)": lambda: ops.batch_norm(
+        X, mean=np.zeros(1), variance=np.ones(4)),
+    "batch_norm: expected a variance of shape \\(4,\\), got \\(1,\\)": lambda: ops.batch_norm(
+        X, np.ones(4), mean=np.zeros(4), variance=np.ones(1)),
     "batch_norm: expected a bias of shape \\(4,\\)": lambda: ops.batch_norm(X, bias=np.zeros(6)),
     "group_norm: the channels of shape \\(2, 4, 6\\) cannot be divided into 3 groups": lambda: ops.group_norm(X, 3),
     "scaled_dot_product_attention: expected a query": lambda: ops.scaled_dot_product_attention(X, X[..., 1:], X),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad.forward import push_forward
+from py_engine.ad.ops import pooling
 from py_engine.ad.ops.pooling import PHASE_MAX, PHASE_MAX_GRADIENT
 from py_engine.ad.reverse import gradients
 from py_engine.errors import DTypeError, ShapeError
@@ -154,3 +157,12 @@ def test_an_infinite_gradient_of_a_maximum_over_phases_leaves_the_others_zero():
     phases = np.array([[1.0, 5], [2, 3]])
     found = PHASE_MAX_GRADIENT(np.full(2, np.inf), phases, PHASE_MAX(phases)).numpy()
     np.testing.assert_array_equal(found, np.where(phases == np.max(phases, 0), np.inf, 0))
+
+
+def test_windows_that_see_no_element_are_found_without_a_look_at_each():
+    settings = itertools.product(range(4), range(1, 4), range(1, 4), range(1, 5), range(4), range(6))
+    for n, window, stride, dilation, before, after in settings:
+        starts = range(-before, n + after - (window - 1) * dilation, stride)
+        seen = [any(0 <= start + k * dilation < n for k in range(window)) for start in starts]
+        assert pooling._sees_elements(n, window, stride, dilation, (before, after)) == all(seen)
+    assert pooling._sees_elements(2**40, 2**20, 1, 2, (2**20 - 1, 2**20 - 1))

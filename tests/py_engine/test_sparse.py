@@ -173,6 +173,16 @@ def test_columns_of_one_color_have_no_row_in_common(rng):
             assert pattern[:, colors == color].sum(axis=1).max() == 1
 
 
+def test_patterns_are_colored_once_and_not_kept(rng, monkeypatch):
+    monkeypatch.setattr(sparse, "_KNOWN", known := {})
+    patterns = [np.nonzero(rng.random((20, 20)) < 0.2) for _ in range(sparse._MOST_KNOWN + 5)]
+    for rows, columns in patterns:
+        assert sparse.column_colors(rows, columns, (20, 20)) is sparse.column_colors(rows, columns, (20, 20))
+        assert sparse.column_colors(columns, rows, (20, 20)).shape == (20,)
+    assert len(known) == sparse._MOST_KNOWN
+    assert sum(map(len, known)) == 16 * sparse._MOST_KNOWN
+
+
 def test_star_colorings_have_no_path_of_four_vertices_in_two_colors(rng):
     for _ in range(60):
         n = int(rng.integers(2, 12))

@@ -297,6 +297,15 @@ def share_small_products(monkeypatch):
     monkeypatch.setattr(steps, "SHARED_FROM", 1)
 
 
+def test_forward_passes_of_any_number_of_samples_are_planned_but_not_all_kept(rng):
+    x = rng.standard_normal((100, 5)).astype(np.float32)
+    trainer = Trainer(Chain(Dense(5, 3), seed=0), batch_size=10, threads=1)
+    expected = trainer.predict(x)
+    for count in range(1, 100):
+        np.testing.assert_allclose(trainer.predict(x[:count]), expected[:count], rtol=1e-6)
+        assert len(trainer._forwards) <= trainer_module.MOST_FORWARDS
+
+
 def dropping_chain():
     return Chain(Dense(STEPS * FEATURES, 32, "tanh"), Dropout(0.5, seed=1), Dense(32, CLASSES), seed=0)
 
@@ -510,6 +519,51 @@ def test_ways_are_compared_again_after_some_seconds_of_runs(monkeypatch):
     trials.keep("first")
     trials.spend(1e6)
     assert not trials.comparing and trials.run(do) == "first"
+
+
+def test_ways_are_compared_again_where_the_chosen_one_has_become_slower_than_fewer_threads_were(monkeypatch):
+    clock, seconds = [0.0], {"all": 0.1, "some": 0.3, "one": 0.2}
+
+    def do(way):
+        clock[0] += seconds[way]
+        return way
+
+    def seconds_until_compared(most):
+        start = clock[0]
+        while not trials.comparing and clock[0] - start < most:
+            trials.run(do)
+        return clock[0] - start
+
+    monkeypatch.setattr(threads_module, "perf_counter", lambda: clock[0])
+    trials = threads_module.Trials(list(seconds))
+    while not trials.decided:
+        trials.run(do)
+    assert trials.way == "all" and clock[0] == pytest.approx(1.8)
+    seconds["all"] = 0.2 * threads_module.GAIN - 1e-6
+    assert seconds_until_compared(most=15) >= 15, "one thread was hardly faster"
+    trials = threads_module.Trials(list(seconds))
+    clock[0], seconds["all"] = 0.0, 0.1
+    while not trials.decided:
+        trials.run(do)
+    for number in range(60):  # single runs that other work slows down
+        seconds["all"] = 0.25 if number % 3 == 0 else 0.1
+        trials.run(do)
+    assert not trials.comparing and trials.way == "all"
+    comparisons = 0
+    while clock[0] < 100:  # they are slow whenever they are not compared
+        seconds["all"] = 0.3
+        seconds_until_compared(most=100)
+        seconds["all"], comparisons = 0.1, comparisons + 1
+        while trials.comparing:
+            trials.run(do)
+        assert trials.way == "all"
+    assert 3 <= comparisons <= 7, "less often each time"
+    seconds["all"] = 0.3
+    seconds_until_compared(most=100)
+    while trials.comparing:
+        trials.run(do)
+    seconds["one"] = 1.0
+    assert trials.way == "one" and seconds_until_compared(most=15) >= 15, "nothing uses fewer threads"
 
 
 @pytest.mark.parametrize(

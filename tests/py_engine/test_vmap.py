@@ -538,6 +538,9 @@ def test_samples_take_as_many_ops_as_one():
 def test_no_samples_are_mapped_to_none():
     assert pe.vmap(lambda x: np.sum(np.tanh(x)))(np.ones((0, 3))).shape == (0,)
     assert pe.vmap(pe.grad(lambda x: np.sum(np.tanh(x))))(np.ones((0, 3))).shape == (0, 3)
+    doubled = partial(pe.while_loop, lambda c: c < 10, lambda c: c * 2)
+    for function in (doubled, pe.grad(doubled), lambda x: pe.jvp(doubled, (x,), (x,))[1]):
+        assert pe.vmap(function)(np.zeros(0)).shape == (0,)
 
 
 def test_lines_are_drawn_from_the_table():

@@ -52,7 +52,7 @@ function threads_to_use(wanted::Int)
     ccall(:jl_in_threaded_region, Cint, ()) == 0 || return 1
     islocked(ONE_TEAM) && return 1
     @static if Versions.THREADS_FROM_FIRST_ALONE
-        Threads.threadid() == 1 || return 1 
+        Threads.threadid() == 1 || return 1
     end
     return min(wanted, Threads.nthreads())
 end
@@ -126,14 +126,19 @@ Both are compared again, since other work that had the processors may have ended
 least, and after so many times those of the comparison before.
 """
 const AGAIN_SECONDS, AGAIN_TIMES = 20.0, 50
+"""
+Seconds of training by all threads after which they are held against what one thread took in the comparison, at least, and at least
+those of that comparison: if they took longer, it is made again. Twice as many the next time.
+"""
+const WATCHED_SECONDS = 0.25
 """Seconds of a step of a whole batch from which on one thread is not tried: its products are so large that threads are worth it."""
 const LONG_STEP = 0.05
 """Multiplications that take longer than that on any processor."""
 const LONG_WORK = 2.0^33
 
 """
-The two ways to make a step, by all threads or by one, tried in turn in the first steps until it is known which takes less time, and
-now and then again. Both compute the same numbers.
+The two ways to make a step, by all threads or by one, tried in turn in the first steps until it is known which takes less time, now
+and then again, and where all threads have become slower than one was. Both compute the same numbers.
 """
 mutable struct Trials
     together::Vector{Float64}  # seconds of a step, in each trial
@@ -145,6 +150,10 @@ mutable struct Trials
     prefers_alone::Bool  # which
     left::Float64  # seconds of training until both are compared again
     step_seconds::Float64  # of a step in the chosen way, when it was chosen
+    limit::Float64  # of a step that one thread would take less than
+    window::Float64  # seconds of training that are held against it together
+    watched::Float64  # of which there are so many by now
+    watched_steps::Int  # of so many steps
     waited::Float64  # seconds of this trial that do not count
     steps::Int  # of this trial, that count
     spent::Float64  # seconds of these
@@ -155,7 +164,7 @@ mutable struct Trials
     with_blas::Bool  # whether the ways differ in the threads of BLAS
 end
 Trials(least::Int, checked::Bool=true, with_blas::Bool=false) = Trials(
-    Float64[], Float64[], false, false, true, false, false, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0, least, checked, with_blas)
+    Float64[], Float64[], false, false, true, false, false, 0.0, 0.0, Inf, 0.0, 0.0, 0, 0.0, 0, 0.0, 0.0, 0.0, least, checked, with_blas)
 
 trial_seconds(trials::Trials) = trials.with_blas ? BLAS_TRIAL_SECONDS : TRIAL_SECONDS
 
@@ -171,7 +180,10 @@ end
 
 """Of `steps` steps, how many are to be run next in the same way."""
 function at_once(trials::Trials, steps::Int)
-    trials.compares || return min(steps, ceil(Int, clamp(trials.left / max(trials.step_seconds, 1e-9), 1.0, 1e12)))
+    if !trials.compares
+        seconds = trials.limit == Inf ? trials.left : min(trials.left, trials.window - trials.watched)
+        return min(steps, ceil(Int, clamp(seconds / max(trials.step_seconds, 1e-9), 1.0, 1e12)))
+    end
     trials.steps == 0 && return min(trials.least, steps)
     wanted = (trial_seconds(trials) - trials.spent) / max(trials.spent, 1e-9) * trials.steps
     return min(ceil(Int, clamp(wanted, 1.0, 1e6)), steps)
@@ -181,6 +193,7 @@ end
 function note!(trials::Trials, seconds::Float64, steps::Int)
     if !trials.compares
         trials.left -= seconds
+        watch!(trials, seconds, steps)
         return nothing
     end
     trials.took += seconds
@@ -200,7 +213,25 @@ function note!(trials::Trials, seconds::Float64, steps::Int)
         usual(seconds) = sort(seconds)[cld(length(seconds), 2)]
         choose!(trials, usual(trials.alone) < GAIN * usual(trials.together), max(AGAIN_SECONDS, AGAIN_TIMES * trials.took))
         trials.step_seconds = usual(trials.is_alone ? trials.alone : trials.together)
+        trials.limit = trials.is_alone ? Inf : GAIN * usual(trials.alone)
+        trials.window = max(trials.window, trials.took, WATCHED_SECONDS)
     end
+    return nothing
+end
+
+"""
+Compare both ways again where steps by all threads take longer than those of one thread did: the processors on which they run may be
+others now, or busy.
+"""
+function watch!(trials::Trials, seconds::Float64, steps::Int)
+    trials.watched += seconds
+    trials.watched_steps += steps
+    trials.watched < trials.window && return nothing
+    if trials.watched > trials.limit * trials.watched_steps
+        trials.left = 0.0
+        trials.window *= 2
+    end
+    trials.watched, trials.watched_steps = 0.0, 0
     return nothing
 end
 
@@ -208,6 +239,7 @@ end
 function choose!(trials::Trials, alone::Bool, left::Float64=AGAIN_SECONDS)
     trials.is_alone = trials.prefers_alone = alone
     trials.compares, trials.decided, trials.left = false, true, left
+    trials.limit, trials.watched, trials.watched_steps = Inf, 0.0, 0
     return nothing
 end
 

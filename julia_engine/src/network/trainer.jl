@@ -16,6 +16,8 @@ end
 
 # Samples per forward pass outside training.
 const EVALUATION_BATCH = 1000
+# Numbers of samples whose forward passes are planned at a time: a service may be asked for any.
+const MOST_FORWARDS = 32
 # Elements of a stretch that are summed, then updated, while they are in the cache.
 const BLOCK = 4096
 
@@ -513,6 +515,7 @@ end
 function forward_tape!(trainer::Trainer, samples::Int, with_loss::Bool)
     known = get(trainer.forwards, (samples, with_loss), nothing)
     known === nothing || (AD.check_ready(known); return known)
+    length(trainer.forwards) >= MOST_FORWARDS && empty!(trainer.forwards)
     return trainer.forwards[samples, with_loss] = AD.apart(new_forward_tape, trainer, samples, with_loss)::Tape
 end
 

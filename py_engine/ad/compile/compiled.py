@@ -15,14 +15,15 @@ import numpy as np
 
 from py_engine.ad.compile.straight_line import DOMAIN_ERRORS, FLOAT64, Scalar
 from py_engine.ad.compile.tape import Tape
-from py_engine.ad.containers import Structure, flatten, unflatten
+from py_engine.ad.containers import Structure, flatten, paths, unflatten
+from py_engine.ad.mutation import captured
 from py_engine.ad.op import Shape, as_tensor
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import SUMS, Techniques
-from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor, plain_array
+from py_engine.ad.tensor import Array, Literal, Tensor, plain_arrays
 from py_engine.ad.transforms import check_callable
-from py_engine.errors import ConfigurationError, ReplayError, TraceError
+from py_engine.errors import ConfigurationError, DTypeError, ReplayError, TraceError
 
 Function = Callable[..., Any]
 Pack: TypeAlias = Callable[[list[Array]], Any]
@@ -34,7 +35,9 @@ class Compiled:
     """A function that is traced once for each signature of its arguments, and then replayed.
 
     The signature is their containers and the shapes and dtypes of the arrays in them; each has its own tape. Python
-    code runs only while tracing: branches and loops are fixed by the first call, and a branch on a value raises.
+    code runs only while tracing: branches and loops are fixed by the first call, and a branch on a value raises. A
+    Python float takes the dtype of the arrays beside it, as in an op; a Python int stays an integer, which may be an
+    index: beside float32 give a float.
 
     What the function captures:
 
@@ -83,7 +86,7 @@ class Compiled:
         if arrays is not args:  # they are not all arrays
             if STATE.grad_enabled and any(isinstance(x, Tensor) and x.requires_grad for x in arrays):
                 return self.function(*args)
-            arrays = _arrays(arrays)
+            arrays = plain_arrays(arrays)
         signature = structure, tuple([(a.shape, a.dtype) for a in arrays])
         with self._lock:
             tape, pack = self.tapes.get(signature) or self._trace(signature)
@@ -107,11 +110,18 @@ class Compiled:
 
     def _traced(self, signature: Signature) -> tuple[Tape, Pack]:
         structure, kinds = signature
+        for i, (_, dtype) in enumerate(kinds):
+            if dtype.kind not in "fiub":
+                place = i if structure is None else paths(structure)[i]
+                raise DTypeError(
+                    f"compile: argument {place} is of {dtype}, and what is compiled takes arrays of real numbers: bind "
+                    "all else with functools.partial"
+                )
         inputs = [Tensor.symbol(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(kinds)]
         with entering(techniques=self.techniques), tracing() as nodes:
             leaves, returned = flatten(self.function(*(inputs if structure is None else unflatten(structure, inputs))))
             outputs = [_output(leaf) for leaf in (leaves if returned.kind is not NoneType else [None])]
-            watched = STATE.watched or ()
+            watched = captured(STATE.watched or ())
         tape = Tape(traced(nodes, inputs, outputs, watched), techniques=self.techniques)
         pack = _packing(returned)
         self.tapes[signature] = tape, pack
@@ -174,23 +184,6 @@ def _opened(args: tuple[Any, ...]) -> tuple[Sequence[Any], Structure | None]:
             leaves, structure = flatten(args)
             return leaves, structure if any(child.kind is not None for child in structure.children) else None
     return args, None
-
-
-def _arrays(leaves: Sequence[Any]) -> list[Array]:
-    """Return the leaves as arrays; Python floats are weak, as they are beside tensors in an op."""
-    dtype: np.dtype[Any] = FLOAT64
-    for x in leaves:
-        if isinstance(x, (Tensor, np.ndarray, np.float32)) and x.dtype in FLOATS:
-            dtype = x.dtype
-            break
-    return [
-        x
-        if x.__class__ is np.ndarray
-        else x.numpy()
-        if isinstance(x, Tensor)
-        else plain_array(x, dtype if isinstance(x, float) else None)
-        for x in leaves
-    ]
 
 
 def _packing(structure: Structure) -> Pack:

@@ -371,7 +371,8 @@ def _of_many(
     new = loop.derivatives[key]
     carries = all_mapped(samples, of_values[:c], values[:c])
     first = Tensor(np.zeros((), COUNT))
-    return n[ops.argmax(n)], new, [True] * c, [*carries, first, *values[c:], n]
+    most = n[ops.argmax(n)] if samples else first
+    return most, new, [True] * c, [*carries, first, *values[c:], n]
 
 
 def _masked(loop: Loop, samples: int, mapped: Sequence[bool]) -> Loop:

@@ -393,19 +393,22 @@ def _places(q: Array, n: int, method: str) -> list[tuple[int, int, float]]:
 
 
 def weights_of_rows(function: str, x: Tensor, w: Tensor, axis: Axis) -> Tensor:
-    """Return weights of the shape of `x`, from one for each element, or a vector along the only axis.
+    """Return weights of the shape of `x`, from one for each element, or one for each place along the axes.
 
     Raises:
         ShapeError: they are neither.
     """
     if w.shape == x.shape:
         return w
-    axes = None if axis is None else normalize_axes(axis, x.ndim)
-    if axes is None or isinstance(axis, (tuple, list)) or tuple(x.shape[d] for d in axes) != w.shape:
+    given = [] if axis is None else [*axis] if isinstance(axis, (tuple, list)) else [axis]
+    axes = normalize_axes(tuple(given), x.ndim)
+    in_order = [whole(d, "the axis") % x.ndim for d in given]  # that of the axes of the weights
+    if axis is None or tuple(x.shape[d] for d in in_order) != w.shape:
         raise ShapeError(
-            f"{function}: weights of shape {w.shape} do not fit shape {x.shape}; give one for each element, or a "
-            "vector and its axis"
+            f"{function}: weights of shape {w.shape} do not fit shape {x.shape}; give one for each element, or an "
+            "axis, or axes, and one for each place along these"
         )
+    w = transpose(w, [in_order.index(d) for d in axes])
     return broadcast_to(reshape(w, [n if d in axes else 1 for d, n in enumerate(x.shape)]), x.shape)
 
 
@@ -552,7 +555,7 @@ def quantile(
 
     Where a share falls between two elements, `method` says how they are combined; NaN where an element is NaN. It has a
     derivative by `q`, too, where the method interpolates.
-    `weights`, one for each element or a vector along the only axis, need the method "inverted_cdf".
+    `weights`, one for each element or for each place along `axis`, need the method "inverted_cdf".
     """
     refuse("quantile", out=(out,), overwrite_input=(overwrite_input, False))
     q = shares_of("quantile", q, 1)

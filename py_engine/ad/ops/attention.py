@@ -55,21 +55,24 @@ def scaled_dot_product_attention(
     factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
     scores = matmul(query * factor, swapaxes(key, -1, -2))
     seen = as_tensor(np.tri(query.shape[-2], key.shape[-2], dtype=np.bool_)) if flag(causal, "causal") else None
-    if mask is None:  # each query sees a key
-        return matmul(softmax(scores if seen is None else where(seen, scores, -np.inf), -1), value)
-    given = as_tensor(mask)
-    sides = (1,) * (scores.ndim - given.ndim) + given.shape
-    if len(sides) > scores.ndim or any(n not in (1, m) for n, m in zip(sides, scores.shape, strict=True)):
-        raise ShapeError(
-            f"scaled_dot_product_attention: the mask must broadcast to (..., L, S), {scores.shape}, got shape "
-            f"{given.shape}"
-        )
-    if given.dtype == BOOL:
-        seen = given if seen is None else logical_and(seen, given)
-    else:
-        scores = scores + given
+    if mask is not None:
+        given = as_tensor(mask)
+        sides = (1,) * (scores.ndim - given.ndim) + given.shape
+        if len(sides) > scores.ndim or any(n not in (1, m) for n, m in zip(sides, scores.shape, strict=True)):
+            raise ShapeError(
+                f"scaled_dot_product_attention: the mask must broadcast to (..., L, S), {scores.shape}, got shape "
+                f"{given.shape}"
+            )
+        if given.dtype == BOOL:
+            seen = given if seen is None else logical_and(seen, given)
+        else:
+            scores = scores + given
     if seen is not None:
         scores = where(seen, scores, -np.inf)
+    if key.shape[-2] == 0:
+        return matmul(scores, value)  # sums over no keys
+    if mask is None:
+        return matmul(softmax(scores, -1), value)  # each query sees a key
     # The softmax of minus infinities is NaN.
     sees_any = not_equal(reduction.max(scores, -1, keepdims=True), -np.inf)  # NaN is seen, and gives NaN
     return matmul(where(sees_any, softmax(where(sees_any, scores, 0), -1), 0), value)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from py_engine.ad.mutation import watch
-from py_engine.ad.op import NUMPY, as_tensor, as_tensors, float_only, implements
+from py_engine.ad.op import NUMPY, as_floats, as_tensor, as_tensors, implements
 from py_engine.ad.ops.arguments import axis_of, checked, flag, refuse, whole, wholes
 from py_engine.ad.ops.elementary import astype, where
 from py_engine.ad.ops.indexing import SCATTER, take
@@ -231,8 +231,7 @@ def _bincount(x: Operand, /, weights: Operand | None = None, minlength: int = 0)
     counts = checked("bincount", lambda: np.bincount(known("bincount", places), minlength=least), places.shape)
     if weights is None:
         return Tensor(counts)
-    w = as_tensor(weights)
-    float_only(w.dtype)
+    (w,) = as_floats(weights)
     if w.shape != places.shape:
         raise ShapeError(f"bincount: weights of shape {w.shape} do not fit {places.shape}")
     return SCATTER(astype(w, np.float64), astype(places, np.intp), pattern=("array",), shape=counts.shape)

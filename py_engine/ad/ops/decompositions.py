@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -168,6 +169,22 @@ INV: Op = define(
     flops=per_matrix(6),
     batch=leading,
     doc="inverse of square matrices",
+)
+
+
+def _inverse_or_nan(x: Array) -> Array:
+    try:
+        found: Array = np.linalg.inv(x)
+    except np.linalg.LinAlgError:
+        found = np.full_like(x, np.nan) if x.ndim == 2 else np.stack([_inverse_or_nan(part) for part in x])
+    return found
+
+
+INV_OR_NAN: Op = replace(
+    INV,
+    name="inv_or_nan",
+    kernel=_by(_inverse_or_nan, "inv_or_nan"),
+    doc="inverse of square matrices, NaN where one is singular",
 )
 DET: Op = define(
     name="det",
@@ -379,22 +396,34 @@ def _infer_svd(x: Tensor, full: bool = False) -> list[tuple[Shape, Any]]:
     return [((*others, m, k), x.dtype), ((*others, k), x.dtype), ((*others, k, n), x.dtype)]
 
 
+def _between_squares(s: Tensor) -> tuple[Tensor, Tensor]:
+    """Return s[j] / (s[j]² - s[i]²) and s[i] / (s[j]² - s[i]²), each as `_apart` has it for i ≠ j, i = j and equals.
+
+    By differences and sums, since squares may overflow or vanish; halved, since sums may overflow.
+    """
+    between, half = _apart(s), s * 0.5
+    row, column = expand_dims(half, -2), expand_dims(half, -1)
+    sums = row + column
+    sums = WHERE(equal(sums, 0), 1, sums)
+    return between * (row / sums), between * (column / sums)
+
+
 def _pull_svd(cotangents: Tangents, needs_grad: Sequence[bool], node: Node) -> list[Tensor | None]:
     by_u, by_s, by_v = cotangents
     u, s, v = node.result(0), node.result(1), _transposed(node.result(2))
-    row, column = expand_dims(s, -2), expand_dims(s, -1)
-    between = _apart(s * s)
+    row = expand_dims(s, -2)
+    by_row, by_column = _between_squares(s)
     terms = [] if by_s is None else [MATMUL(MATMUL(u, _diagonal_matrix(by_s)), _transposed(v))]
     if by_u is not None:
         turned = MATMUL(_transposed(u), by_u)
-        inner = between * (turned - _transposed(turned)) * row
+        inner = by_row * (turned - _transposed(turned))
         terms.append(MATMUL(MATMUL(u, inner), _transposed(v)))
         outside = (by_u - MATMUL(u, turned)) / row
         terms.append(MATMUL(outside, _transposed(v)))
     if by_v is not None:
         by_v = _transposed(by_v)
         turned = MATMUL(_transposed(v), by_v)
-        inner = column * (between * (turned - _transposed(turned)))
+        inner = by_column * (turned - _transposed(turned))
         terms.append(MATMUL(MATMUL(u, inner), _transposed(v)))
         outside = (by_v - MATMUL(v, turned)) / row
         terms.append(MATMUL(u, _transposed(outside)))
@@ -409,11 +438,11 @@ def _push_svd(tangents: Tangents, node: Node, x: Tensor, full: bool = False) -> 
     (t,) = tangents
     assert t is not None
     u, s, v = node.result(0), node.result(1), _transposed(node.result(2))
-    row, column = expand_dims(s, -2), expand_dims(s, -1)
+    row = expand_dims(s, -2)
     inner = MATMUL(MATMUL(_transposed(u), t), v)
-    between = _apart(s * s)
-    by_u = MATMUL(u, between * (inner * row + column * _transposed(inner)))
-    by_v = MATMUL(v, between * (column * inner + _transposed(inner) * row))
+    by_row, by_column = _between_squares(s)
+    by_u = MATMUL(u, by_row * inner + by_column * _transposed(inner))
+    by_v = MATMUL(v, by_column * inner + by_row * _transposed(inner))
     moved_u, moved_v = MATMUL(t, v) / row, MATMUL(_transposed(t), u) / row
     by_u = by_u + (moved_u - MATMUL(u, MATMUL(_transposed(u), moved_u)))
     by_v = by_v + (moved_v - MATMUL(v, MATMUL(_transposed(v), moved_v)))
@@ -667,7 +696,7 @@ def pinv(a: Operand, rcond: float | None = None) -> Tensor:
 
 @implements(np.linalg.pinv)
 def _pinv(a: Operand, rcond: float | None = None, hermitian: bool = False, *, rtol: Any = NO_VALUE) -> Tensor:
-    if rcond is not None and rtol is not NO_VALUE and rtol is not None:
+    if rcond is not None and rtol is not NO_VALUE:
         raise ConfigurationError("pinv: rcond and rtol mean the same; give one of them")
     if rtol is None:
         x = as_tensor(a)
@@ -737,10 +766,35 @@ def _multi_dot(arrays: Sequence[Operand], *, out: None = None) -> Tensor:
         float_only(x.dtype)
     if not (1 <= first.ndim <= 2 and 1 <= rest[-1].ndim <= 2 and _all_matrices(rest[:-1])):
         raise ShapeError("multi_dot: expected matrices; the first and the last may be vectors")
-    found = first
-    for x in rest:
-        found = matmul(found, x)
-    return found
+    matrices = [reshape(first, (1, first.size)) if first.ndim == 1 else first, *rest]
+    if rest[-1].ndim == 1:
+        matrices[-1] = reshape(rest[-1], (rest[-1].size, 1))
+    return reshape(_product(matrices), first.shape[:-1] + rest[-1].shape[1:])
+
+
+def _product(matrices: Sequence[Tensor]) -> Tensor:
+    """Return the product of matrices in the order of fewest multiplications, of equally many in that of numpy.
+
+    See Cormen et al., Introduction to Algorithms, matrix-chain multiplication.
+    """
+    n = len(matrices)
+    lengths = [*(x.shape[0] for x in matrices), matrices[-1].shape[1]]
+    # How many multiplications the matrices from i to j take at least, and behind which of them they are split.
+    best = {(i, i): (0, i) for i in range(n)}
+    for i, j in [(i, i + further) for further in range(1, n) for i in range(n - further)]:
+        best[i, j] = builtins.min(
+            (best[i, k][0] + best[k + 1, j][0] + lengths[i] * lengths[k + 1] * lengths[j + 1], k) for k in range(i, j)
+        )
+    parts = [(0, n - 1)]
+    for i, j in parts:  # which grows: the parts of each follow it
+        if i < j:
+            k = best[i, j][1]
+            parts += [(i, k), (k + 1, j)]
+    products: dict[tuple[int, int], Tensor] = {}
+    for i, j in reversed(parts):
+        k = best[i, j][1]
+        products[i, j] = matrices[i] if i == j else matmul(products[i, k], products[k + 1, j])
+    return products[0, n - 1]
 
 
 def _all_matrices(arrays: Sequence[Tensor]) -> bool:
@@ -839,7 +893,7 @@ def _cond(x: Operand, p: Any = None) -> Tensor:
         found = singular[..., 0] / singular[..., -1] if p != -2 else singular[..., -1] / singular[..., 0]
     else:
         axes = (a.ndim - 2, a.ndim - 1)
-        found = _matrix_norm(a, p, axes, False) * _matrix_norm(INV(a), p, axes, False)
-    # NaN is that of 0 / 0, a matrix of zeros, unless the matrix holds one.
+        found = _matrix_norm(a, p, axes, False) * _matrix_norm(INV_OR_NAN(a), p, axes, False)
+    # NaN is that of a singular matrix, which has no inverse or is 0 / 0, unless the matrix holds one.
     holds_nan = not_equal(max(astype(isnan(a), a.dtype), (a.ndim - 2, a.ndim - 1)), 0)
     return where(logical_and(isnan(found), logical_not(holds_nan)), np.inf, found)

@@ -100,13 +100,38 @@ def _check_range(index: Array, length: int, where: str) -> None:
     )
 
 
+FEW = 2**15
+"""Up to this number of elements an array's are all numbered in less time than the numbers of some are computed."""
+
+
 def _scatter(g: Array, *rest: Array, pattern: Pattern, shape: Shape, where: str = "") -> None:
     # Positions may repeat, and then add up. ufunc.at is fast in one dimension only.
     *arrays, out = rest
-    places = _found(np.arange(math.prod(shape)).reshape(shape), arrays, pattern, where)
+    kind = out.dtype
+    if pattern == (ARRAY,) and out.size > FEW:
+        _check_range(arrays[0], shape[0], where)
+        width = math.prod(shape[1:])
+        if width % 2 == 0 and kind in FLOATS:  # two at a time, as one complex number
+            width, kind = width // 2, np.result_type(kind, np.complex64)
+        rows = arrays[0].reshape(-1, 1).astype(np.intp)
+        rows[rows < 0] += shape[0]
+        places = rows * width + np.arange(width)
+    else:
+        places = _places(g.size, arrays, pattern, shape, where)
     out[...] = 0
-    flat = out.reshape(-1)
-    np.add.at(flat, places.ravel(), g.ravel())
+    np.add.at(out.reshape(-1).view(kind), places.ravel(), g.ravel().view(kind))
+
+
+def _places(count: int, arrays: Sequence[Array], pattern: Pattern, shape: Shape, where: str) -> Array:
+    """Return the flat positions of the `count` elements that an advanced index takes from an array of this shape."""
+    if math.prod(shape) <= max(FEW, 8 * len(shape) * count):  # measured: what is computed axis by axis takes longer
+        return _found(numbered(shape), arrays, pattern, where)
+    parts = []
+    for axis, n in enumerate(shape):
+        along = np.arange(n).reshape(-1, *(1,) * (len(shape) - 1 - axis)) * math.prod(shape[axis + 1 :])
+        parts.append(_found(np.broadcast_to(along, shape), arrays, pattern, where))
+    found: Array = np.sum(parts, 0)
+    return found
 
 
 def _bind_scatter(

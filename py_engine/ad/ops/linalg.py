@@ -420,7 +420,7 @@ def einsum(subscripts: str, *operands: Operand, out: None = None, optimize: Any 
     inputs = as_tensors(operands)
     if inputs:
         same_dtype("einsum", dtype, inputs[0])
-    terms, result = _parse(subscripts.replace(" ", ""), inputs)
+    terms, result = _parse(subscripts.replace(" ", ""), inputs, bool(optimize))
     stretched = {
         letter
         for x, term in zip(inputs, terms, strict=True)
@@ -438,11 +438,12 @@ def _lettered(given: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     lists = tuple([x.tolist() if isinstance(x, np.ndarray) and x.dtype.kind in "iu" else x for x in lists])
     if len(given) < 2 or not all(isinstance(numbers, (list, tuple)) for numbers in lists):
         return None, ()
+    letters = sorted(_LETTERS)  # in the order of their numbers, that of an implicit result
     terms = []
     for numbers in lists:
-        if not all(n is Ellipsis or (isinstance(n, (int, np.integer)) and 0 <= n < len(_LETTERS)) for n in numbers):
-            raise ShapeError(f"einsum: a list of axes holds numbers from 0 to {len(_LETTERS) - 1}, got {numbers}")
-        terms.append("".join("..." if n is Ellipsis else _LETTERS[n] for n in numbers))
+        if not all(n is Ellipsis or (isinstance(n, (int, np.integer)) and 0 <= n < len(letters)) for n in numbers):
+            raise ShapeError(f"einsum: a list of axes holds numbers from 0 to {len(letters) - 1}, got {numbers}")
+        terms.append("".join("..." if n is Ellipsis else letters[n] for n in numbers))
     if len(given) % 2 == 0:
         return ",".join(terms), given[::2]
     return ",".join(terms[:-1]) + "->" + terms[-1], given[:-1:2]
@@ -456,15 +457,15 @@ def _without_ones(x: Tensor, term: str, stretched: set[str]) -> tuple[Tensor, st
     return reshape(x, tuple(n for n, _ in kept)), "".join(letter for _, letter in kept)
 
 
-def _parse(subscripts: str, inputs: Sequence[Tensor]) -> tuple[tuple[str, ...], str]:
+def _parse(subscripts: str, inputs: Sequence[Tensor], optimize: bool) -> tuple[tuple[str, ...], str]:
     """Return the operands' and the result's letters, with the implicit forms and `...` spelled out."""
     left, arrow, result = subscripts.partition("->")
     terms = left.split(",")
     if len(terms) != len(inputs):
         raise ShapeError(f"einsum: {subscripts!r} names {len(terms)} operands, got {len(inputs)}")
-    used = set(subscripts) - set("->,.")
+    used = set("".join([term.replace("...", "", 1) for term in (*terms, result)]))
     if not used <= set(_LETTERS):
-        raise ShapeError(f"einsum: subscripts must be letters, got {subscripts!r}")
+        raise ShapeError(f"einsum: subscripts must be letters, and `...` at most once in a term, got {subscripts!r}")
     spare = [letter for letter in _LETTERS if letter not in used]
     dots = [
         x.ndim - len(term.replace("...", "")) if "..." in term else 0 for x, term in zip(inputs, terms, strict=True)
@@ -472,6 +473,8 @@ def _parse(subscripts: str, inputs: Sequence[Tensor]) -> tuple[tuple[str, ...], 
     longest = max(dots, default=0)
     if min(dots, default=0) < 0:
         raise ShapeError(f"einsum: {subscripts!r} has more subscripts than an operand has axes")
+    if arrow and longest and "..." not in result and not optimize:  # numpy sums over them where it optimises
+        raise ShapeError(f"einsum: the result of {subscripts!r} must have the axes of `...`, or optimize=True be given")
     extra = "".join(spare[:longest])
     terms = [term.replace("...", extra[longest - n :]) for term, n in zip(terms, dots, strict=True)]
     if arrow:

@@ -169,6 +169,9 @@ def batch_norm(
         y = standardize(x, (0, *range(2, x.ndim)), eps)
     else:
         _, centre, spread = as_tensors((x, mean, variance))  # type: ignore[arg-type]  # both are given
+        for what, given in (("mean", centre), ("variance", spread)):
+            if given.shape != lengths:
+                raise ShapeError(f"batch_norm: expected a {what} of shape {lengths}, got {given.shape}")
         factor = _scaled(1 / sqrt(spread + eps), weight, None, lengths, lengths, "batch_norm")
         y = (x - reshape(centre, place)) * reshape(factor, place)
         weight = None

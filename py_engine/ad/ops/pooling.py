@@ -147,7 +147,11 @@ def _to_last_window(n: int, reach: int, stride: int, pair: tuple[int, int]) -> i
 def _sees_elements(n: int, window: int, stride: int, dilation: int, pair: tuple[int, int]) -> bool:
     """Whether each window has an element of the axis."""
     first = range(-pair[0], n + pair[1] - (window - 1) * dilation, stride)
-    return all(any(0 <= start + k * dilation < n for k in range(window)) for start in first)
+    if not first:
+        return True
+    # The first place of a window at 0 or behind it: its own first one, or in 0..dilation - 1 for one begun before.
+    reached = first[-1] < n and -(first[0] // dilation) < window
+    return reached and (dilation <= n or all(start % dilation < n for start in first if start < 0))
 
 
 # Maximum --------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def _chosen(function: str, x: Tensor, dtype: Any, out: Any, where: Any, neutral:
     condition = holds(function, x, where)
     if condition is None:
         return x
-    kind = float_only(x.dtype) if math.isinf(neutral) else x.dtype
+    kind = x.dtype if math.isfinite(neutral) else float_only(x.dtype)
     return WHERE(condition, x, Literal(np.array(neutral, kind)))
 
 
@@ -389,10 +389,17 @@ def _winners(y: Tensor, x: Tensor, axes: Axes) -> tuple[Tensor, Tensor]:
     return won, sum(ones, axes, keepdims=True)
 
 
-def _extremum(
-    name: str, ufunc: np.ufunc, larger: Op, worst: float, what: str, *stands_in_for: Any
+def extremum_op(
+    name: str,
+    ufunc: np.ufunc,
+    larger: Callable[..., Tensor],
+    worst: float,
+    what: str,
+    *stands_in_for: Any,
+    in_table: bool = True,
 ) -> tuple[Op, Callable[..., Tensor]]:
-    op = define(
+    """Return an op for the largest or smallest element over axes, and its function, which stands in for numpy's."""
+    op = Op(
         name=name,
         infer=_infer_extremum,
         kernel=_reducing(ufunc),
@@ -401,8 +408,10 @@ def _extremum(
         batch=along_axes,
         scalar="{0}",
         flops=per_element(1),
-        doc=f"{what} element over axes; ties share the gradient",
+        doc=f"{what} over axes; ties share the gradient",
     )
+    if in_table:
+        register(op)
 
     @implements(*stands_in_for)
     def extremum(
@@ -427,7 +436,7 @@ def _extremum(
                 return larger(op.apply((x,), attrs), start)
         return op.apply((x,), attrs)
 
-    about = f"{what.capitalize()} element over `axis` (all axes when None); ties share the gradient equally."
+    about = f"{what.capitalize()} over `axis` (all axes when None); ties share the gradient equally."
     return op, _named(extremum, name, about)
 
 
@@ -437,8 +446,8 @@ def _named(function: Callable[..., Tensor], name: str, doc: str) -> Callable[...
     return function
 
 
-MAX, max = _extremum("max", np.maximum, maximum, -np.inf, "largest", np.max, np.amax)
-MIN, min = _extremum("min", np.minimum, minimum, np.inf, "smallest", np.min, np.amin)
+MAX, max = extremum_op("max", np.maximum, maximum, -np.inf, "largest element", np.max, np.amax)
+MIN, min = extremum_op("min", np.minimum, minimum, np.inf, "smallest element", np.min, np.amin)
 
 
 # Products -------------------------------------------------------------------------------------------------

@@ -47,7 +47,19 @@ from py_engine.ad.ops.elementary import (
 )
 from py_engine.ad.ops.indexing import SCATTER
 from py_engine.ad.ops.linalg import MATMUL
-from py_engine.ad.ops.reduction import all, holds, max, mean, min, normalize_axes, position_op, prod, std, sum, var
+from py_engine.ad.ops.reduction import (
+    extremum_op,
+    holds,
+    max,
+    mean,
+    min,
+    normalize_axes,
+    position_op,
+    prod,
+    std,
+    sum,
+    var,
+)
 from py_engine.ad.ops.shape import (
     broadcast_to,
     concatenate,
@@ -61,7 +73,7 @@ from py_engine.ad.ops.shape import (
     transpose,
 )
 from py_engine.ad.state import STATE
-from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Literal, Operand, Tensor
+from py_engine.ad.tensor import NO_VALUE, Array, Axis, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
 # Without NaN ------------------------------------------------------------------------------------------------
@@ -95,26 +107,15 @@ _skipping("nansum", sum, 0.0)
 _skipping("nanprod", prod, 1.0)
 
 
-def _extremum(name: str, function: Callable[..., Tensor], value: float) -> None:
-    def reduction(
-        a: Operand,
-        axis: Axis = None,
-        out: None = None,
-        keepdims: bool = NO_VALUE,
-        initial: Operand = NO_VALUE,
-        where: Operand = NO_VALUE,
-    ) -> Tensor:
-        found = function(_without_nan(a, value), axis, out, keepdims, initial, where)
-        if initial is not NO_VALUE or found.dtype not in FLOATS:
-            return found
-        missing = all(isnan(as_tensor(a)), axis, keepdims=keepdims)
-        return WHERE(missing, Literal(np.array(np.nan, found.dtype)), found)
-
-    NUMPY[getattr(np, name)] = reduction
-
-
-_extremum("nanmax", max, -np.inf)
-_extremum("nanmin", min, np.inf)
+# NaN equals no extremum and has no share of its gradient, which an infinity in its place could have.
+extremum_op(
+    *("nanmax", np.fmax, lambda a, b: NUMPY[np.fmax](a, b), np.nan, "largest element that is not NaN", np.nanmax),
+    in_table=False,
+)
+extremum_op(
+    *("nanmin", np.fmin, lambda a, b: NUMPY[np.fmin](a, b), np.nan, "smallest element that is not NaN", np.nanmin),
+    in_table=False,
+)
 
 
 def _counted(x: Tensor, axis: Axis, keepdims: Any, where: Any) -> tuple[Tensor, Tensor]:
@@ -583,10 +584,12 @@ def _histogram2d(
 @implements(np.digitize, constant=True)
 def _digitize(x: Operand, bins: Operand, right: bool = False) -> Tensor:
     a, edges = as_tensors((x, bins))
-    if edges.ndim != 1 or not edges.size:
+    if edges.ndim != 1:
         raise ShapeError(f"digitize: the edges of bins are a vector, got shape {edges.shape}")
     side = "left" if flag(right) else "right"
     rising, falling = (SEARCHSORTED(e, a, side=side) for e in (edges, flip(edges)))
+    if not edges.size:
+        return rising
     last = Tensor(np.array(edges.size))
     check_values("digitize", edges, "monotonic", "the edges of bins must rise, or fall")
     if STATE.watched is None and edges.data is not None and RULES["rising"](edges.data):

@@ -21,11 +21,12 @@ from py_engine.ad.op import (
     implements,
     infer_elementwise,
     no_gradient,
+    per_element,
 )
 from py_engine.ad.ops.along import cumprod, cumsum
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, wholes
 from py_engine.ad.ops.elementary import astype, pow_base, pow_exponent
-from py_engine.ad.ops.shape import concatenate, moveaxis, part_of, reshape, stack
+from py_engine.ad.ops.shape import along_axes, concatenate, moveaxis, part_of, reshape, stack
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Axis, Operand, Tensor, plain_array, real_array
 from py_engine.errors import DTypeError, ShapeError
 
@@ -195,11 +196,32 @@ ASSOCIATIVE = {
 FROM_ZERO = {np.hypot, np.gcd}
 """Which numpy reduces from 0 on, so that a single element loses its sign."""
 RUNNING: dict[Any, Callable[..., Tensor]] = {np.add: cumsum, np.multiply: cumprod}
-FROM_THE_FIRST: dict[Any, Any] = {np.subtract: np.add}
-"""Of which a reduction combines the first element with the sum of the others."""
-
 ONE_BY_ONE = {np.divide}
-"""Of which it takes one element after the other: their product may be too large or too small, where no quotient is."""
+"""Of which a reduction takes one element after the other: a product may overflow or vanish where no quotient does."""
+
+
+def _infer_subtracted(x: Tensor, axis: int) -> tuple[Shape, Any]:
+    shape = tuple([1 if d == axis else n for d, n in enumerate(x.shape)])
+    return shape, x.dtype if x.dtype.kind in "iu" else float_only(x.dtype)
+
+
+def _signs(x: Tensor, axis: int) -> Tensor:
+    """Return 1 for the first element along an axis and -1 for the others."""
+    signs = np.full(x.shape[axis], -1, x.dtype)
+    signs[0] = 1
+    return Tensor(signs.reshape(-1, *(1,) * (x.ndim - 1 - axis)))
+
+
+_SUBTRACTED: Op = Op(
+    "subtracted",
+    _infer_subtracted,
+    lambda x, out, axis: np.subtract.reduce(x, axis, out=out, keepdims=True),
+    vjp=(lambda g, y, x, axis: g * _signs(x, axis),),
+    jvp=lambda t, y, x, axis: _SUBTRACTED(t[0], axis=axis),
+    flops=per_element(1),
+    batch=along_axes,
+    doc="the first element along an axis minus the others, one after the other, whose sum may overflow",
+)
 
 
 @cache
@@ -266,8 +288,7 @@ def _as_combined(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
 
 def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any] | None:
     name = f"{ufunc.__name__}.reduce"
-    rest = FROM_THE_FIRST.get(ufunc)
-    if rest is None and ufunc not in ASSOCIATIVE and ufunc not in ONE_BY_ONE:
+    if ufunc is not np.subtract and ufunc not in ASSOCIATIVE and ufunc not in ONE_BY_ONE:
         return None
 
     def reduce(
@@ -289,12 +310,8 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
             raise ShapeError(f"{name}: there is no element along axis {axis} of shape {x.shape}")
         if dtype is not None and x.dtype in FLOATS:
             x = astype(x, dtype)
-        if rest is not None:
-            first, others = part_of(x, axis, 0, 1), part_of(x, axis, 1, x.shape[axis])
-            others = NUMPY[(rest, "reduce")](others, axis=axis, keepdims=True)
-            if others.dtype != first.dtype:
-                raise DTypeError(f"{name}: expected floats or {others.dtype}, got {first.dtype}; convert with astype()")
-            found = function(first, others)
+        if ufunc is np.subtract:
+            found = _SUBTRACTED(x, axis=axis)
         elif ufunc in ONE_BY_ONE:
             found = part_of(x, axis, 0, 1)
             for k in range(1, x.shape[axis]):
