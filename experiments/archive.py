@@ -31,6 +31,9 @@ RECORD_LIMIT = 20_000_000
 MEMORY_LIMIT = 100_000_000
 """Bytes that the decompressor may take for its window."""
 
+_DAMAGED = (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, IndexError, OverflowError, RecursionError)
+"""What reading a damaged archive raises; the last four come of odd numbers in headers, and of headers in a long row."""
+
 _MEMBER = re.compile(r"raw/([0-9a-f]{16})\.json")
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 2**26}]
 
@@ -87,7 +90,7 @@ def unpack(content: bytes, path: Path) -> dict[str, bytes]:
                 found[key] = file.read() if file else b""
                 if len(found[key]) != member.size:
                     raise _error(path, f"{member.name} is cut short")
-    except (tarfile.TarError, lzma.LZMAError, EOFError, UnicodeError, ValueError, OverflowError) as error:
+    except _DAMAGED as error:
         raise _error(path, str(error) or type(error).__name__) from None
     if not found:
         raise _error(path, "no record is in it")

@@ -197,16 +197,17 @@ def _is(kind: str, value: Any) -> bool:
             return isinstance(value, bool)
         case "count":
             return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
-        case "number" | "loss":
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            return number and abs(value) <= (LARGEST if kind == "number" else LARGEST_LOSS)
+        case "number" | "positive" | "loss":
+            if not isinstance(value, int | float) or isinstance(value, bool) or (kind == "positive" and value <= 0):
+                return False
+            return abs(value) <= (LARGEST_LOSS if kind == "loss" else LARGEST)
     return isinstance(value, str) and value in _WORDS[kind]
 
 
 def _described(form: str) -> str:
     kind = form.removesuffix("?")
     names = {"text": "a text", "flag": "true or false", "count": "a whole number from 0", "number": "a finite number"}
-    names["loss"] = names["number"]
+    names |= {"loss": names["number"], "positive": "a number above 0"}
     return names.get(kind) or " or ".join(_WORDS.get(kind, ()))
 
 
@@ -262,6 +263,19 @@ _TEXTS = frozenset(
 _ROWS = [form for one in RECORDED.values() if one.columns for form in one.form[one.name]]
 TEXTS = _TEXTS | {name.removesuffix("?") for form in _ROWS for name, kind in form.items() if kind.startswith("text")}
 """Columns of text; all others are numbers."""
+
+
+def _kinds(form: Any) -> Iterator[tuple[str, str]]:
+    """The values that a form describes, however deep: their names and kinds."""
+    for name, inner in form.items() if isinstance(form, dict) else [("", item) for item in form]:
+        if isinstance(inner, str):
+            yield name.removesuffix("?"), inner.removesuffix("?")
+        else:
+            yield from _kinds(inner)
+
+
+POSITIVE = frozenset(name for name, kind in _kinds(_RECORD) if kind == "positive")
+"""Columns of numbers above 0: times that others are divided by."""
 
 _NEEDED = frozenset({"key", "paper", "engine", "label", "measure", "threads", "profile", "data_source", "status"})
 _NEEDED_TOO = frozenset({"created", "cpu_model", "seed", "epoch", "round", "step", "quantity", "value", "variant"})
@@ -335,15 +349,18 @@ def _checked(frame: pd.DataFrame, column: str) -> pd.Series[Any]:
         wrong = (numbers.isna() & ~values.isna()) | (
             numbers.abs() > (LARGEST_LOSS if column.endswith("loss") else LARGEST)
         )
+        if column in POSITIVE:
+            wrong |= numbers <= 0
         values = numbers
     if column in _NEEDED or (column in _NEEDED_TOO and "missing" not in frame.columns):
         wrong |= frame[column].isna()
     if wrong.any():
         row = int(wrong.to_numpy().argmax())
         found = frame[column].iloc[row]
+        number = "a number above 0" if column in POSITIVE else "a number"
         raise DamagedError(
             f"row {row + 1:,}, column {column}: found {'nothing' if pd.isna(found) else shown(found)}, expected "
-            f"{' or '.join(_ALLOWED[column]) if column in _ALLOWED else 'a text' if column in TEXTS else 'a number'}"
+            f"{' or '.join(_ALLOWED[column]) if column in _ALLOWED else 'a text' if column in TEXTS else number}"
         )
     return values
 

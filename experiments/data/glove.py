@@ -29,7 +29,7 @@ from experiments.data import reading
 from experiments.data.dataset import DataError, Progress
 from experiments.data.fetch import RemoteFile
 from experiments.data.search import Place, search
-from experiments.data.text import PADDING
+from experiments.data.text import PADDING, SPECIAL
 
 VERSION = 1
 """Goes up with every change of what this module makes of the same file: what was made before is made anew."""
@@ -44,6 +44,9 @@ MIRRORS = (
 )
 
 REMEDY = "Put the original file in its place, or name another folder with --data-dir or TWINGRAD_DATA"
+
+DIMENSIONS = (50, 100, 200, 300)
+"""Of the vectors in the files that can be downloaded."""
 
 SEED = 20240301
 SPREAD = 0.1  # standard deviation; that of the frequent words' vectors in GloVe 6B is 0.4 to 0.6
@@ -64,6 +67,7 @@ def locate(
     mirrors: Sequence[str] = MIRRORS,
 ) -> Place:
     """The first place that has GloVe vectors of a dimension (see `experiments.data`); `Place.found` is a file."""
+    known = ", ".join(map(str, DIMENSIONS))
     return search(
         dataset="glove",
         title=f"GloVe vectors of {dimension} numbers",
@@ -74,6 +78,7 @@ def locate(
         allow_download=allow_download,
         progress=progress,
         expected=f"glove.6B.{dimension}d.txt (plain, .gz or .zip) or glove.6B.zip",
+        refusal=None if dimension in DIMENSIONS else f"those to download have other dimensions: {known}",
     )
 
 
@@ -120,14 +125,21 @@ def fill(
     return filled
 
 
+def without_vector(filled: NDArray[np.float32], vocabulary: Sequence[str]) -> int:
+    """How many words of a vocabulary have a random row in what `fill` made of it."""
+    random = fill({}, vocabulary, *filled.shape)
+    return int((filled == random).all(axis=1)[len(SPECIAL) : len(vocabulary)].sum())
+
+
 def read(path: Path, words: Sequence[str], dimension: int) -> dict[str, NDArray[np.float32]]:
     """The vectors of those `words` that `path` has, each (dimension,).
 
     Raises `DataError` naming the path and the line for one with too few or too many numbers or with something
-    else than numbers, and for a file that is cut short.
+    else than numbers, for a file that is cut short, and for one that has none of the words.
     """
     wanted = {word.encode() for word in words}
     longest = LONGEST_WORD + dimension * LONGEST_NUMBER
+    is_plain = path.suffix not in (".zip", ".gz")  # nothing else tells the end of such a file from a cut
     found: dict[str, NDArray[np.float32]] = {}
     number = 0
     try:
@@ -137,6 +149,10 @@ def read(path: Path, words: Sequence[str], dimension: int) -> dict[str, NDArray[
                     raise DataError(f"{path}, line {number:,} has more than {longest:,} bytes. {REMEDY}")
                 if number > MOST_LINES:
                     raise DataError(f"{path} has more than {MOST_LINES:,} lines, the most that is read. {REMEDY}")
+                if is_plain and not line.endswith(b"\n"):
+                    raise DataError(
+                        f"{path} is cut short: line {number:,} has no line feed. Add one if the line is whole. {REMEDY}"
+                    )
                 end = line.find(b" ")
                 if line.count(b" ") != dimension or end < 1 or b"\t" in line or b"\0" in line:
                     if number == 1 and _is_header(line, dimension):
@@ -152,6 +168,10 @@ def read(path: Path, words: Sequence[str], dimension: int) -> dict[str, NDArray[
         raise _unreadable(path, error, after=number) from error
     if number == 0:
         raise DataError(f"{path} is empty; expected a line per word, with {dimension} numbers each. {REMEDY}")
+    if words and not found:
+        raise DataError(
+            f"{path} has a vector for none of the {len(wanted):,} words, such as {_short(min(wanted))}. {REMEDY}"
+        )
     return found
 
 

@@ -20,7 +20,7 @@ the most of each); `experiments.data.text` says how texts become ids. `split`: "
 pretrained word vectors with `dimension` columns (see `experiments.data.glove`), "none" for no such thing.
 
 418 of the reviews are repetitions of others, so that some test reviews occur in the training reviews too, with
-either split. That is left as it is; `Dataset.notes` says how many they are.
+either split. That is left as it is. `Dataset.notes` says how many they are, and how many words GloVe has no vector of.
 """
 
 from __future__ import annotations
@@ -150,8 +150,6 @@ def load(
             f"are random, not GloVe's, because {vectors.reason}. For real results, put glove.6B.{dimension}d.txt "
             "in a folder and name it with --data-dir or TWINGRAD_DATA."
         )
-    repeated = int(arrays["repeated"])
-    duplicates = f"{repeated:,} of the {len(arrays['y_test']):,} test reviews occur in the training reviews too"
     return Dataset(
         name="imdb",
         source="real" if notice is None else "sample",
@@ -166,8 +164,20 @@ def load(
         vocabulary=encoded.to_words(arrays["vocabulary"]),
         pretrained={"glove": arrays["glove"]} if with_vectors else {},
         examples=encoded.to_words(arrays["examples"]),
-        notes=tuple(filter(None, [note, f"{duplicates}, as the data set has it" if repeated else None])),
+        notes=(*filter(None, [note]), *_notes(arrays, words_from)),
     )
+
+
+def _notes(arrays: encoded.Arrays, words_from: Path | None) -> Iterator[str]:
+    """What is odd in the arrays of a dataset, whose word vectors are from a file or random."""
+    if repeated := int(arrays["repeated"]):
+        of_test = f"{repeated:,} of the {len(arrays['y_test']):,} test reviews"
+        yield f"{of_test} occur in the training reviews too, as the data set has it"
+    if words_from is not None:
+        vocabulary = encoded.to_words(arrays["vocabulary"])
+        words = len(vocabulary) - len(text.SPECIAL)
+        if without := glove.without_vector(arrays["glove"], vocabulary):
+            yield f"{without:,} of the {words:,} words have random vectors, since {words_from} has none of them"
 
 
 def checked(settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -223,7 +233,7 @@ def encode(reviews: list[Review], source: Path, rows: int, length: int, split: s
 MOST_BYTES = 300_000_000
 """Of a CSV of reviews; that of all 50,000 has 66 million."""
 MOST_UNPACKED = 450_000_000
-"""Of the archive with all that it holds."""
+"""Of the archive with all that it holds, which a plain one has itself."""
 MOST_TIMES, ROOM = 4, 1_000
 """How many times the reviews of a kind that there should be, and how many beside, are read to count them."""
 LONGEST_TEXT = 131_072
@@ -306,6 +316,11 @@ def _sources(source: Path) -> list[tuple[Path, str]]:
     return [] if all(source.joinpath(*group).is_dir() for group in GROUPS) else parts
 
 
+def _most_stored(path: Path) -> int:
+    """How many bytes a file with reviews may have."""
+    return MOST_UNPACKED if ".tar" in path.suffixes else MOST_BYTES
+
+
 def identity(source: Path) -> str:
     """A digest (hex) of what the reviews are made from.
 
@@ -315,7 +330,7 @@ def identity(source: Path) -> str:
     digest = hashlib.sha256()
     try:
         for path, part in _sources(source):
-            with reading.opened(path, MOST_BYTES) as file:
+            with reading.opened(path, _most_stored(path)) as file:
                 digest.update(f"{part} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         if not _sources(source):
             for group in GROUPS:
@@ -378,6 +393,10 @@ def _read_folder(folder: Path) -> Iterator[Review]:
                 )
 
 
+_DAMAGED_ARCHIVE = (*reading.DAMAGED, tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError)
+"""What reading a damaged archive raises; the last four come of odd numbers in headers, and of headers in a long row."""
+
+
 class _Member(tarfile.TarInfo):
     """A member of the archive; its name and notes, which are read whole, may not be as long as a bomb's."""
 
@@ -386,16 +405,23 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"a note of {self.size:,} bytes")
         return super()._proc_member(archive)  # type: ignore[misc]
 
+    def _refuse(self, *_: Any) -> Any:
+        raise tarfile.ReadError("a file with holes")  # whose map is read whole, however long it is
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse
+
 
 def _read_archive(path: Path) -> Iterator[Review]:
     member_of = re.compile(r"(?:.*/)?(train|test)/(neg|pos)/[^/]+\.txt")
     try:
         # "r|": in one pass, without going back.
         with (
-            reading.unpacked(path, MOST_BYTES, MOST_UNPACKED) as stream,
+            reading.unpacked(path, _most_stored(path), MOST_UNPACKED) as stream,
             tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive,
         ):
             for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # they would be kept, for going back
+                _check_size(member, archive.offset)
                 match = member_of.fullmatch(member.name)
                 text = archive.extractfile(member) if match else None
                 if match and text is not None:
@@ -405,8 +431,23 @@ def _read_archive(path: Path) -> Iterator[Review]:
                             f"{where}: a review of {member.size:,} bytes; expected at most {LONGEST_TEXT:,}"
                         )
                     yield Review(_text(text.read(), where), LABELS[match[2]], match[1])
-    except (tarfile.TarError, *reading.DAMAGED) as error:
+    except DataError:  # a ValueError, too
+        raise
+    except _DAMAGED_ARCHIVE as error:
         raise DataError(f"{path} is cut short or corrupt: {error or type(error).__name__}. {glove.REMEDY}") from error
+
+
+def _check_size(member: tarfile.TarInfo, end: int) -> None:
+    """Raise an error for a member of a size that cannot be; `end` is where the next one begins.
+
+    `tarfile` would count through all the blocks until there, whether or not the archive has them.
+    """
+    if member.size < 0:
+        raise tarfile.ReadError(f"{shown(member.name)} has {shown(member.size)} bytes")
+    if max(member.size, end) > MOST_UNPACKED:
+        raise reading.TooLongError(
+            f"it unpacks to more than {MOST_UNPACKED:,} bytes, by what it says of {shown(member.name)}"
+        )
 
 
 def _read_csv(path: Path, part: str) -> Iterator[Review]:

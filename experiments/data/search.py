@@ -37,12 +37,13 @@ def search(
     allow_download: bool = True,
     progress: Progress | None = None,
     expected: str = "",
+    refusal: str | None = None,
 ) -> Place:
     """The first place that holds `dataset` (its folder name; `title` is its name in messages).
 
     `files` and `mirrors` say what a download would fetch, and from which base URLs; `expected` names what
-    `find` looks for, where that is more than these files. Raises `DataError` where
-    the user pointed at something that isn't there or isn't whole.
+    `find` looks for, where that is more than these files; `refusal` says why no download can bring it, if
+    none can. Raises `DataError` where the user pointed at something that isn't there or isn't whole.
     """
     if data_dir is not None:
         folder = _existing(data_dir, "the data folder")
@@ -76,7 +77,7 @@ def search(
     except IncompleteError:  # from an earlier download that broke off; the files that did arrive are whole
         reasons.append(f"the cache ({cache}) holds only part of it")
 
-    if refusal := fetch.refusal(allow_download):
+    if refusal := refusal or fetch.refusal(allow_download):
         reasons.append(refusal)
         return Place(None, reason="; ".join(reasons))
     try:

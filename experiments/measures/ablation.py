@@ -179,7 +179,7 @@ MEASURE = Measure(
     form={
         "ablation": [
             {
-                **{"configuration": "text", "technique": "text?", "microseconds_per_step": "number?"},
+                **{"configuration": "text", "technique": "text?", "microseconds_per_step": "positive?"},
                 **{"bytes_per_epoch?": "number?", "steps?": "number?"},
             }
         ]

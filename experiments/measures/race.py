@@ -199,7 +199,7 @@ MEASURE = Measure(
                 "engine": "text",
                 "label": "text",
                 "round": "count",
-                "microseconds_per_step": "number",
+                "microseconds_per_step": "positive",
                 "limited_by?": "text",
             }
         ],

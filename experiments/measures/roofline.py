@@ -244,7 +244,8 @@ class Limit:
 FORM = {
     "limited_by": "text",
     "call_nanoseconds": {"*": "number"},
-    **dict.fromkeys(("limit_microseconds", "op_by_op_microseconds", "products_flops", "moved_bytes"), "number"),
+    "limit_microseconds": "positive",
+    **dict.fromkeys(("op_by_op_microseconds", "products_flops", "moved_bytes"), "number"),
     **dict.fromkeys(("state_bytes", "flops_per_second", "bytes_per_second"), "number"),
 }
 """What that part must hold."""

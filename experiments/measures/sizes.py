@@ -424,7 +424,7 @@ MEASURE = Measure(
     form={
         "sizes": [
             {
-                **{"engine": "text", "batch": "count", "round": "count", "microseconds_per_step": "number"},
+                **{"engine": "text", "batch": "count", "round": "count", "microseconds_per_step": "positive"},
                 # Its tidy rows have these.
                 **dict.fromkeys(("family?", "kernel?", "threads_in_step?", "limited_by?"), "text?"),
             }

@@ -118,7 +118,7 @@ MEASURE = Measure(
     form={
         "sizes_ablation": [
             {
-                **{"technique": "text", "microseconds_per_step?": "number", "all_on_microseconds": "number"},
+                **{"technique": "text", "microseconds_per_step?": "positive", "all_on_microseconds": "positive"},
                 "missing?": "text",
             }
         ],

@@ -113,7 +113,7 @@ MEASURE = Measure(
         "split": [
             {
                 **{"engine": "text", "batch": "count", "round": "count", "family?": "text?"},
-                **{"microseconds_per_step": "number", "one_thread_microseconds": "number"},
+                **{"microseconds_per_step": "positive", "one_thread_microseconds": "positive"},
                 "threads_in_step?": "text?",
             }
         ]

@@ -157,7 +157,7 @@ MEASURE = Measure(
             {
                 **{"engine": "text", "benchmark?": "text", "label?": "text", "size?": "count", "chunk?": "count"},
                 **{"what?": "text?", "missing?": "text?", "round?": "count?"},
-                **{"nanoseconds?": "number?", "bytes?": "number?", "gradient_error?": "number?"},
+                **{"nanoseconds?": "positive?", "bytes?": "number?", "gradient_error?": "number?"},
             }
         ]
     },

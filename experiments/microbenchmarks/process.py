@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -155,9 +156,8 @@ class Compiled:
         self.folder = temporary_folder("twingrad-micro-")
         self.program = self.folder / "duals"
         compiler = system.found().versions["compiler"]
-        done = subprocess.run(
-            [compiler, *self.FLAGS, str(DUALS), "-o", str(self.program)], capture_output=True, text=True, check=False
-        )
+        command = [*shlex.split(compiler), *self.FLAGS, str(DUALS), "-o", str(self.program)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.problem = "" if done.returncode == 0 else f"{compiler} could not compile {DUALS.name}: {done.stderr[:300]}"
         self.asked: tuple[Benchmark, int, int] | None = None
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -150,12 +151,13 @@ def _julia(system: System) -> Found:
 
 
 def _compiler() -> Found:
-    """The C++ compiler: CXX, or one of the usual names."""
+    """The C++ compiler: CXX, which may be several words, or one of the usual names."""
     named = os.environ.get("CXX", "").split()
-    for command in (named[:1], ["g++"], ["clang++"], ["c++"]):
-        if command and (path := shutil.which(command[0])):
-            done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-            return Found({"compiler": path}, libraries={"compiler": done.stdout.partition("\n")[0]})
+    for words in (named, ["g++"], ["clang++"], ["c++"]):
+        if words and (path := shutil.which(words[0])):
+            compiler = [path, *words[1:]]
+            done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+            return Found({"compiler": shlex.join(compiler)}, libraries={"compiler": done.stdout.partition("\n")[0]})
     return Found(reason="no C++ compiler was found: install g++ or clang++, or name one in CXX")
 
 

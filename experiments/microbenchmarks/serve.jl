@@ -48,7 +48,7 @@ function respond(request, prepared, counts)
     elseif request["call"] == "linear_algebra"
         isdefined(Main, :TwinGradRuntime) || include(joinpath(@__DIR__, "../../bridge/libjulia/runtime.jl"))
         said = Base.invokelatest(() -> "$(Main.TwinGradRuntime.blas()) $(Main.TwinGradRuntime.kernels())")
-        return "{\"text\": \"$(escape_string(strip(said)))\"}"
+        return "{\"text\": \"$(escaped(strip(said)))\"}"
     end
     throw(Unsupported("no call $(request["call"])"))
 end
@@ -61,12 +61,30 @@ function guarded(work)
     catch error
         Base.display_error(stderr, error, catch_backtrace())
         kind, message = error isa Unsupported ? ("unsupported", error.message) : ("failed", sprint(showerror, error))
-        return "{\"error\": {\"kind\": \"$kind\", \"message\": \"$(escape_string(first(message, 500)))\"}}"
+        return "{\"error\": {\"kind\": \"$kind\", \"message\": \"$(escaped(first(message, 500)))\"}}"
     end
 end
 
+const FIELD = r"\"(\w+)\": *(?:\"((?:[^\"\\]|\\.)*)\"|([-+.\w]+))"
+
 """The strings and numbers of a JSON object whose objects have no name twice, as texts."""
-fields(line) = Dict(m[1] => something(m[2], m[3]) for m in eachmatch(r"\"(\w+)\": *(?:\"([^\"]*)\"|([-+.\w]+))", line))
+fields(line) = Dict(m[1] => m[2] === nothing ? m[3] : unescaped(m[2]) for m in eachmatch(FIELD, line))
+
+const LETTERS = Dict('b' => '\b', 'f' => '\f', 'n' => '\n', 'r' => '\r', 't' => '\t')
+
+"""The text that a string of JSON stands for, given without its quotes."""
+unescaped(string) = replace(string, r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)" => function (escape)
+    escape[2] == 'u' || return get(LETTERS, escape[2], escape[2])
+    code(place) = parse(UInt32, escape[place:place+3], base=16)
+    return Char(length(escape) == 6 ? code(3) : 0x10000 + ((code(3) - 0xd800) << 10) + (code(9) - 0xdc00))
+end)
+
+"""A text as a string of JSON, without its quotes."""
+escaped(text) = join(map(collect(text)) do c
+    isvalid(c) || return "\\ufffd"
+    c in ('"', '\\') && return "\\$c"
+    return c < ' ' || c == '\x7f' ? "\\u" * string(UInt32(c), base=16, pad=4) : string(c)
+end)
 
 """The arrays in a file of bare numbers, each in C order there; a number is a number."""
 function read_arrays(path, shapes)

@@ -99,6 +99,7 @@ def _timed(call: Call, count: int) -> int:
 
 def _enough(call: Call, seconds: float) -> int:
     """How many calls make a sample of this length; finding it out also warms up."""
+    call()  # the first one may compile, and take longer than the others
     count, wanted = 1, seconds * 1e9
     while True:
         taken = _timed(call, count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -403,7 +404,7 @@ def variants(view: View) -> Figure:
     titles = {variant.id: variant.title for variant in view.paper.variants}
     figure = style.new(COLUMN, 2.1)
     panels = np.atleast_1d(figure.subplots(1, len(engines), sharey=True))
-    lines = zip(("-", "--", ":", "-."), ("o", "s", "^", "v"), strict=True)
+    lines = zip(cycle(("-", "--", ":", "-.")), cycle(("o", "s", "^", "v", "D")), strict=False)  # 20 pairs
     styles = dict(zip(["", *titles], lines, strict=False))
     for axes, engine in zip(panels, engines, strict=True):
         rows = view.table("variants", engine)
@@ -426,23 +427,25 @@ def variants(view: View) -> Figure:
 @producer
 def ablation(view: View) -> Figure:
     """How much longer a step takes without each technique, in each engine, on a logarithmic axis."""
-    engines = [engine for engine in view.engines() if len(view.table("ablation", engine))]
-    if not engines:
-        raise NotDrawnError(f"ablation of {view.paper.key}: not run")
     factors: dict[str, pd.Series] = {}
-    for engine in engines:
-        rows = view.table("ablation", engine)
+    for engine in view.engines():
+        rows = view.table("ablation", engine).dropna(subset="microseconds_per_step")
         steps = rows.set_index(["configuration", rows["technique"].fillna("")])["microseconds_per_step"]
+        if ("all", "") not in steps.index or "without" not in steps.index:
+            continue
         factors[engine] = steps["without"] / steps["all", ""]
-        factors[engine]["all of them"] = steps["none", ""] / steps["all", ""]
+        if ("none", "") in steps.index:
+            factors[engine]["all of them"] = steps["none", ""] / steps["all", ""]
+    if not factors:
+        raise NotDrawnError(f"ablation of {view.paper.key}: not run, or only in part")
     names = list(dict.fromkeys(name for values in factors.values() for name in values.index))
-    names = [*(name for name in names if name != "all of them"), "all of them"]
+    names.sort(key=lambda name: name == "all of them")  # the last row
     figure = style.new(COLUMN, 0.7 + 0.19 * len(names))
     axes = figure.subplots()
-    for index, engine in enumerate(engines):
+    for index, engine in enumerate(factors):
         look = style.look(engine)
         values = factors[engine].reindex(names)
-        offset = 0.22 * (index - (len(engines) - 1) / 2)
+        offset = 0.22 * (index - (len(factors) - 1) / 2)
         places = np.arange(len(names)) + offset
         axes.plot(values, places, look.marker, color=look.color, label=view.label(engine))
         axes.hlines(places, 1, values, color=look.color, linewidth=0.8)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ _FACTORS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2.0**1
 _FACTORS |= {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01}
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _NUMBER = re.compile(r"(?:about |≈ ?|< ?|> ?)?([-−]?\d+(?:\.\d+)?)(?:·10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?\s*([^\W\d_]+|%)?")
+_REST = re.compile(r" (\d+) (min|s)\b")  # behind the hours or minutes of a duration: 2 min 05 s
 
 
 def render(folder: Path, comparison: dict[str, Any] | None = None) -> str:
@@ -72,7 +74,8 @@ def overview(document: dict[str, Any]) -> list[list[str]]:
 def sort_key(cell: str) -> float | None:
     """The number that a cell begins with, in the unit's own scale, to sort by; None for words.
 
-    Units of size and time are brought to bytes and seconds, so that 900 kB comes before 1.2 MB.
+    Units of size and time are brought to bytes and seconds, so that 900 kB comes before 1.2 MB, and 2 min 05 s before
+    2 min 45 s.
     """
     text = re.sub(r"(?<=\d)[\u202f\u00a0,](?=\d{3})", "", cell.strip())
     found = _NUMBER.match(text)
@@ -85,7 +88,9 @@ def sort_key(cell: str) -> float | None:
     if unit is None:  # "4.6 ± 0.2 s": the unit comes after the spread
         after = re.search(r"±\s*[\d.]+\s*([^\W\d_]+|%)", text)
         unit = after[1] if after else None
-    return value * _FACTORS.get(unit or "", 1.0)
+    value *= _FACTORS.get(unit or "", 1.0)
+    rest = _REST.match(text, found.end()) if unit in ("h", "min") else None
+    return value if rest is None else value + math.copysign(float(rest[1]) * _FACTORS[rest[2]], value)
 
 
 def _picture(path: Path) -> Any:

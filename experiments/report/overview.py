@@ -2,7 +2,8 @@
 
 A figure has one row per study, and in it one point per engine: ratios on a logarithmic axis, where a half and a double
 are equally far from one, differences of accuracies on a linear one. A line through a point is its 95 % confidence
-interval, where there are runs enough for one.
+interval, where there are runs enough for one. Ratios of times and differences of accuracies are those within a round or
+a seed.
 """
 
 from __future__ import annotations
@@ -144,16 +145,8 @@ def _total_ratios(view: View) -> dict[str, Point]:
     seconds = _by_seed(view, "total_seconds")
     if REFERENCE not in seconds:
         return {}
-    reference = seconds[REFERENCE].mean()
-    return {
-        engine: Point(float(seconds[engine].mean() / reference), _scaled(of_mean(seconds[engine].dropna()), reference))
-        for engine in seconds
-        if engine != REFERENCE and seconds[engine].notna().any()
-    }
-
-
-def _scaled(interval: Interval | None, by: float) -> Interval | None:
-    return None if interval is None else (interval[0] / by, interval[1] / by)
+    ratios = {engine: (seconds[engine] / seconds[REFERENCE]).dropna() for engine in seconds if engine != REFERENCE}
+    return {engine: Point(float(values.mean()), of_mean(values)) for engine, values in ratios.items() if len(values)}
 
 
 def _accuracy_differences(view: View) -> dict[str, Point]:

@@ -33,6 +33,16 @@ ROOT = Path(__file__).parents[2]
 JULIA_ENGINE = ROOT / "julia_engine"
 
 JULIA_GROUPS = {
+    "interpreted": (
+        "ad_chain_rules",
+        "ad_checkpoint",
+        "ad_cond",
+        "ad_copies",
+        "ad_differentiation_interface",
+        "ad_jacobian",
+        "ad_vmap",
+        "ad_watched",
+    ),
     "optimised": (
         "ad_convolution",
         "ad_kernels",
@@ -47,18 +57,12 @@ JULIA_GROUPS = {
         "network_training",
     ),
     "quick": (
-        "ad_chain_rules",
-        "ad_checkpoint",
         "ad_checks",
         "ad_compiled",
-        "ad_cond",
         "ad_constants",
-        "ad_copies",
-        "ad_differentiation_interface",
         "ad_duals",
         "ad_forward",
         "ad_interface",
-        "ad_jacobian",
         "ad_julia_functions",
         "ad_nesting",
         "ad_ops",
@@ -66,8 +70,6 @@ JULIA_GROUPS = {
         "ad_rules",
         "ad_sparse",
         "ad_vectors",
-        "ad_vmap",
-        "ad_watched",
         "ad_while",
         "ad_written",
         "campaign",

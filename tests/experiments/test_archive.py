@@ -181,6 +181,17 @@ KINDS = (
     *(tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE),
     *(tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE),
 )
+
+
+def sparse_and_cut() -> bytes:
+    """A header that says that more of the file's map follows, and nothing behind it."""
+    header = bytearray(special(tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    header[482] = 1
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return lzma.compress(bytes(header))
+
+
 BROKEN: dict[str, Callable[[], bytes]] = {
     **{f"name {name[:30]!r}": lambda name=name: packed((name, b"{}")) for name in NAMES},
     **{f"type {kind!r}": lambda kind=kind: packed((special(kind), b"")) for kind in KINDS},
@@ -193,6 +204,8 @@ BROKEN: dict[str, Callable[[], bytes]] = {
     "cut inside": lambda: lzma.compress(lzma.decompress(packed((GOOD, b"{}" * 1000)))[:700]),
     "more behind": lambda: packed((GOOD, b"{}")) + b"more",
     "two streams": lambda: packed((GOOD, b"{}")) * 2,
+    "notes on notes": lambda: packed(*[(special(tarfile.XHDTYPE), b"")] * 2000, (GOOD, b"{}")),
+    "a map that is cut": sparse_and_cut,
     "a record too large": lambda: packed((GOOD, bytes(archive.RECORD_LIMIT + 1))),
     "a bomb": lambda: lzma.compress(bytes(archive.CONTENT_LIMIT + 1), preset=0),
     "an old format": lambda: lzma.compress(b"{}", format=lzma.FORMAT_ALONE),

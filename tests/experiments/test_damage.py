@@ -183,6 +183,38 @@ def test_a_record_that_lacks_a_part_is_read_or_refused(measure: str) -> None:
             assert str(place[0]) in problem
 
 
+TIMES = ("microseconds_per_step", "one_thread_microseconds", "all_on_microseconds", "nanoseconds", "limit_microseconds")
+LIMIT = ("limit_microseconds", "op_by_op_microseconds", "products_flops", "moved_bytes", "state_bytes")
+
+
+def timed(measure: str) -> dict[str, Any]:
+    """A record of a measure, with the limit of a step where one may have it."""
+    limit = dict.fromkeys((*LIMIT, "flops_per_second", "bytes_per_second"), 1.0)
+    part = {"limited_by": "memory", "call_nanoseconds": {"numpy": 1.0}, **limit}
+    more = {"race": {"roofline": part}, "sizes": {"limits": {"1": part}}}
+    return record(measure) | more.get(measure, {})
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, -2.5])
+def test_a_step_that_took_no_time_is_unsound(value: float) -> None:
+    refused = set()
+    for measure in MEASURES:
+        assert records.fault(timed(measure)) is None
+        for place in places(timed(measure)):
+            if place[-1] in TIMES:
+                bad = timed(measure)
+                put(bad, place, value)
+                fault = records.fault(bad)
+                assert fault is not None and fault.endswith(f"found {value}, expected a number above 0")
+                refused.add((measure, place[-1]))
+    steps = ("race", "scaling", "ablation", "sizes", "sizes_ablation", "split")
+    assert refused == {
+        *((measure, "microseconds_per_step") for measure in steps),
+        *(("split", "one_thread_microseconds"), ("sizes_ablation", "all_on_microseconds")),
+        *(("microbenchmarks", "nanoseconds"), ("race", "limit_microseconds"), ("sizes", "limit_microseconds")),
+    }
+
+
 def _fifo(path: Path) -> None:
     os.mkfifo(path)
 
@@ -356,7 +388,7 @@ def test_tables_damaged_at_random_are_reported_or_refused(fake: Any, tmp_path: P
 
 def test_rows_that_are_sound_one_by_one_and_make_no_report_together_are_said_to(fake: Any, tmp_path: Path) -> None:
     found = fake.rows(seeds=1, engines=("numpy", "torch"))
-    found["ablation"] = [row for row in found["ablation"] if row["configuration"] == "alone"]
+    found["race"] = [row | {"microseconds_per_step": None} for row in found["race"]]
     fake.write(tmp_path, found)
     with pytest.raises(ReportError, match=r"the results of mnist-rnn-e make no report \(KeyError: .*anew from the raw"):
         report.build(tmp_path, tmp_path / "report", ["mnist-rnn-e"])
@@ -385,6 +417,26 @@ def test_a_repeated_row_is_named_with_the_first_one_and_its_table(name: str, res
     path.write_text("\n".join([header, *lines, ""]))
     tidy = Tidy.load(results.root)
     assert lines and len((vars(tidy) | tidy.tables)[name]) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        *[("race", "microseconds_per_step"), ("race", "limit_microseconds"), ("scaling", "microseconds_per_step")],
+        *[("split", "one_thread_microseconds"), ("microbenchmarks", "nanoseconds"), ("sizes", "microseconds_per_step")],
+    ],
+)
+@pytest.mark.parametrize("cell", ["0", "-1"])
+def test_a_step_that_took_no_time_is_refused_in_a_table(name: str, column: str, cell: str, results: Results) -> None:
+    path = results.tidy / f"{name}.csv"
+    frame = pd.read_csv(path, dtype=str)
+    frame.loc[0, column] = cell
+    frame.to_csv(path, index=False)
+    with pytest.raises(TidyError, match=rf"{name}\.csv is damaged: row 1, column {column}: .* a number above 0"):
+        Tidy.load(results.root)
+    frame.loc[0, column] = "0.5"
+    frame.to_csv(path, index=False)
+    assert Tidy.load(results.root).tables[name][column].tolist() == [0.5]
 
 
 def test_a_packed_table_is_read_as_it_was_and_a_damaged_one_is_named(

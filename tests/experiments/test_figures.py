@@ -201,6 +201,39 @@ def test_bars_start_at_zero_and_are_the_means(fake: ModuleType, view_of: ViewOf)
     assert axes.patches[0].get_width() == pytest.approx(np.mean(seconds))
 
 
+def test_any_number_of_variants_can_be_told_apart(fake: ModuleType, view_of: ViewOf) -> None:
+    sweep = fake.rows("imdb-cnn-a", seeds=1)
+    names = [f"v{number}" for number in range(12)]
+    rows = [item for item in sweep["variants"] if item["variant"] == "static"]
+    more = [item | {"variant": name} for name in names for item in rows]
+    view = view_of(sweep | {"variants": more}, paper="imdb-cnn-a")
+    (one, *_) = view.paper.variants
+    variants = [one.model_copy(update={"id": name, "title": name}) for name in names]
+    view = replace(view, paper=view.paper.model_copy(update={"variants": variants}))
+    lines = [line for line in drawn("variants", view).axes[0].lines if len(line.get_xdata())]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines) == 13
+
+
+@pytest.mark.parametrize("kind", ["all", "without", "none", "alone"])
+def test_an_ablation_that_is_there_in_part_is_drawn_as_far_as_it_is(
+    kind: str, fake: ModuleType, view_of: ViewOf, tmp_path: Path
+) -> None:
+    sweep = fake.rows("imdb-cnn-a", seeds=1)
+
+    def lacking(*engines: str) -> View:
+        rows = [item for item in sweep["ablation"] if item["configuration"] != kind or item["engine"] not in engines]
+        return view_of(sweep | {"ablation": rows}, paper="imdb-cnn-a")
+
+    axes = drawn("ablation", lacking("numpy")).axes[0]
+    shown = {str(line.get_label()): line.get_xdata() for line in axes.lines if len(line.get_xdata()) > 2}
+    assert set(shown) == {"TwinGrad Julia"} | ({"TwinGrad numpy"} if kind in ("none", "alone") else set())
+    assert axes.get_yticklabels()[-1].get_text() == "all of them"
+    if kind in ("none", "alone"):
+        assert np.isnan(shown["TwinGrad numpy"]).tolist() == [False] * 3 + [kind == "none"]
+    reason = figures.make(output("ablation"), lacking("numpy", "julia"), tmp_path / "figure")
+    assert (reason is None) == (kind in ("none", "alone")), reason
+
+
 def test_the_guide_of_the_scaling_figure_is_linear(fake: ModuleType, view_of: ViewOf) -> None:
     for axes in drawn("scaling", view_of(fake.rows(seeds=1))).axes:
         guide = next(line for line in axes.lines if line.get_label() == "linear growth")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.data import DataError, glove
+from experiments.data import DataError, fetch, glove
 from experiments.data.text import SPECIAL
 
 LINES = ["the 1 2 -3.5", "movie 0.25 1e-3 4", ". 7 7 7", "café 5 6 7"]
@@ -67,6 +67,14 @@ def test_without_a_file_the_reasons_are_told(tmp_path: Path) -> None:
     assert "TWINGRAD_DATA is not set" in place.reason and "downloads are switched off" in place.reason
 
 
+def test_vectors_of_a_dimension_that_none_can_have_are_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TWINGRAD_OFFLINE")
+    monkeypatch.setattr(fetch, "download", lambda *_: pytest.fail("a download"))
+    place = glove.locate(51)
+    assert place.found is None
+    assert place.reason.endswith("those to download have other dimensions: 50, 100, 200, 300")
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_reading_ends_with_the_last_wanted_word(tmp_path: Path, form: str) -> None:
     path = stored(tmp_path, form, b"the 1 2 3\nmovie 4 5 6\nwrong line\n")
@@ -75,8 +83,9 @@ def test_reading_ends_with_the_last_wanted_word(tmp_path: Path, form: str) -> No
         glove.read(path, ["movie", "the", "absent"], 3)
 
 
-def test_the_first_vector_of_a_word_counts_and_a_last_line_needs_no_end(tmp_path: Path) -> None:
-    path = stored(tmp_path, "plain", b"a 1 2 3\na 4 5 6\nb 7 8 9")
+@pytest.mark.parametrize("form", FORMS)
+def test_the_first_vector_of_a_word_counts(tmp_path: Path, form: str) -> None:
+    path = stored(tmp_path, form, b"a 1 2 3\na 4 5 6\nb 7 8 9\n")
     found = glove.read(path, ["a", "b"], 3)
     assert found["a"].tolist() == [1, 2, 3] and found["b"].tolist() == [7, 8, 9]
 
@@ -108,6 +117,29 @@ def test_a_wrong_line_is_named(tmp_path: Path, form: str, line: str, found: str)
 def test_a_line_that_nobody_wants_must_have_the_right_length_too(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 2 \('unwanted'\): expected 3 numbers after the word, found 2 numbers"):
         glove.read(stored(tmp_path, "plain", b"the 1 2 3\nunwanted 1 2\nfilm 1 2 3\n"), ["film"], 3)
+
+
+@pytest.mark.parametrize("content", [b"a 1 2 3\nb 7 8 9", b"a 1 2 3\nb 7 8", b"a 1 2 3\nb", b"2 3\na 1 2 3.5"])
+def test_a_plain_text_that_ends_within_a_line_is_cut_short(tmp_path: Path, content: bytes) -> None:
+    path = stored(tmp_path, "plain", content)
+    with pytest.raises(DataError, match="is cut short: line 2 has no line feed") as caught:
+        glove.read(path, ["a", "b"], 3)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["gz", "zip", "official zip"])
+def test_the_last_line_of_a_packed_text_needs_no_end(tmp_path: Path, form: str) -> None:
+    path = stored(tmp_path, form, b"a 1 2 3\nb 7 8 9")
+    assert glove.read(path, ["a", "b"], 3)["b"].tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_without_any_of_the_words_is_an_error(tmp_path: Path, form: str) -> None:
+    path = stored(tmp_path, form)
+    with pytest.raises(DataError, match=r"has a vector for none of the 2 words, such as 'The'") as caught:
+        glove.read(path, ["movies", "The", "movies"], 3)
+    assert str(path) in str(caught.value)
+    assert glove.read(path, [], 3) == {}
 
 
 @pytest.mark.parametrize("form", ["gz", "zip"])

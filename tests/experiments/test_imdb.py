@@ -6,10 +6,12 @@ Most tests run on a small IMDB made here, with `each` reviews of a class in a pa
 from __future__ import annotations
 
 import csv
+import gc
 import gzip
 import hashlib
 import io
 import os
+import re
 import tarfile
 import threading
 import time
@@ -229,12 +231,28 @@ def test_vectors_of_the_vocabulary_come_with_it(rows: Rows, tmp_path: Path) -> N
     assert vectors[dataset.vocabulary.index("film")].tolist() == [1, 2, 3]
     assert vectors[dataset.vocabulary.index("so")].tolist() == [4, 5, 6]
     assert not vectors[0].any() and dataset.source == "real" and "glove.6B.3d.txt" in dataset.origin
+    known = len(dataset.vocabulary) - len(text.SPECIAL)
+    assert dataset.notes[-1].startswith(f"{known - 2} of the {known} words have random vectors, since ")
     again = load(folder, vectors="glove", dimension=3, vocabulary=200)
     np.testing.assert_array_equal(again.pretrained["glove"], vectors)
     write(folder, {"glove/glove.6B.3d.txt": b"film 9 9 9\n"})
     changed = load(folder, vectors="glove", dimension=3, vocabulary=200)
     assert changed.pretrained["glove"][dataset.vocabulary.index("film")].tolist() == [9, 9, 9]
     assert changed.digest != dataset.digest
+
+
+def test_a_file_with_a_vector_for_every_word_leaves_nothing_to_say(rows: Rows, tmp_path: Path) -> None:
+    words = sorted({word for part in PARTS for written, _ in rows[part] for word in text.tokens(written)})
+    folder = write(tmp_path / "d", pair(rows))
+    write(folder, {"glove.6B.3d.txt": "".join(f"{word} 1 2 3\n" for word in words).encode()})
+    assert not [note for note in load(folder, vectors="glove", dimension=3).notes if "vectors" in note]
+
+
+def test_vectors_of_other_words_alone_are_an_error(rows: Rows, tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", pair(rows))
+    write(folder, {"glove.6B.3d.txt": b"Film 1 2 3\nSO 4 5 6\n"})
+    with pytest.raises(DataError, match=r"glove\.6B\.3d\.txt has a vector for none of the \d+ words, such as '"):
+        load(folder, vectors="glove", dimension=3)
 
 
 def test_real_reviews_with_random_vectors_are_a_sample_and_say_so(
@@ -371,6 +389,68 @@ def test_a_truncated_archive_is_an_error(rows: Rows, tmp_path: Path, name: str, 
     with pytest.raises(DataError, match=r"is cut short or corrupt|expected 6 of each") as caught:
         load(folder)
     assert str(folder / name) in str(caught.value)
+
+
+def header(
+    kind: bytes = tarfile.REGTYPE,
+    size: int = 0,
+    form: int = tarfile.GNU_FORMAT,
+    notes: dict[str, str] | None = None,
+) -> bytes:
+    """The blocks before the content of a member, with notes where there are any."""
+    info = tarfile.TarInfo("aclImdb/other")
+    info.type, info.size, info.pax_headers = kind, size, notes or {}
+    return info.tobuf(tarfile.PAX_FORMAT if notes else form)
+
+
+NO_LESS = "it unpacks to more than 450,000,000 bytes"
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "a size of 2**80": (lambda: header(size=2**80), NO_LESS),
+    "such a size in a note": (lambda: header(size=2**80, form=tarfile.PAX_FORMAT), NO_LESS),
+    "such a size beside a smaller one": (
+        lambda: tarfile.TarInfo.create_pax_global_header({"GNU.sparse.realsize": "5"}) + header(size=2**80),
+        NO_LESS,
+    ),
+    "a size below zero": (lambda: header(size=-1), "'aclImdb/other' has -1 bytes"),
+    "a size that is no number": (lambda: header(notes={"GNU.sparse.realsize": "abc"}), "'abc'"),
+    "a map that is none": (lambda: header(notes={"GNU.sparse.map": "abc"}), "a file with holes"),
+    "a map": (lambda: header(tarfile.GNUTYPE_SPARSE), "a file with holes"),
+    "notes on notes": (lambda: header(tarfile.XHDTYPE) * 2000, "recursion"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["aclImdb_v1.tar.gz", "aclImdb.tar"])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_headers_of_an_archive_that_cannot_be_are_refused_at_once(case: str, name: str, tmp_path: Path) -> None:
+    make, reason = HOSTILE[case]
+    (tmp_path / name).write_bytes(gzip.compress(make()) if name.endswith("gz") else make())
+    with pytest.raises(DataError, match=re.escape(reason)) as caught:
+        load(tmp_path)
+    assert f"{tmp_path / name} is cut short or corrupt: " in str(caught.value)
+
+
+def test_the_members_of_an_archive_are_not_kept(rows: Rows, tmp_path: Path) -> None:
+    (tmp_path / "aclImdb.tar").write_bytes(archive(rows, "w"))
+
+    def known() -> int:
+        return sum(type(item) is imdb._Member for item in gc.get_objects())
+
+    before = known()
+    counts = [known() - before for _ in imdb.read(tmp_path / "aclImdb.tar", EACH)]
+    assert len(counts) == 4 * EACH and max(counts) < 4
+
+
+def test_a_plain_archive_may_have_as_many_bytes_as_one_unpacks_to(
+    rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"aclImdb.tar": archive(rows, "w")})
+    stored = (tmp_path / "aclImdb.tar").stat().st_size
+    monkeypatch.setattr(imdb, "MOST_BYTES", stored - 1)
+    assert load(tmp_path).source == "real"
+    monkeypatch.setattr(imdb, "MOST_UNPACKED", stored - 1)
+    with pytest.raises(DataError, match=f"expected at most {stored - 1:,}"):
+        load(tmp_path)
 
 
 def test_a_file_whose_name_is_no_text_is_no_review(rows: Rows, tmp_path: Path) -> None:
@@ -608,6 +688,7 @@ def mirror(rows: Rows, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
         packed.writestr("glove.6B.3d.txt", "film 1 2 3\n")
     monkeypatch.setattr(imdb, "FILES", remote(folder / "imdb" / "aclImdb_v1.tar.gz"))
     monkeypatch.setattr(glove, "FILES", remote(folder / "glove" / "glove.6B.zip"))
+    monkeypatch.setattr(glove, "DIMENSIONS", (3,))
     monkeypatch.setenv("TWINGRAD_MIRRORS", url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -622,6 +703,18 @@ def test_both_are_downloaded_into_the_cache(tmp_path: Path) -> None:
     assert dataset.pretrained["glove"][dataset.vocabulary.index("film")].tolist() == [1, 2, 3]
     assert (tmp_path / "cache" / "imdb" / "aclImdb_v1.tar.gz").is_file()
     assert (tmp_path / "cache" / "glove" / "glove.6B.zip").is_file()
+
+
+@pytest.mark.usefixtures("mirror")
+def test_vectors_of_a_dimension_that_no_mirror_has_are_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(glove, "DIMENSIONS", (50, 100))
+    dataset = load(None, vectors="glove", dimension=3)
+    assert dataset.source == "sample" and dataset.notice is not None
+    assert "those to download have other dimensions: 50, 100. For real results" in dataset.notice
+    assert (tmp_path / "cache" / "imdb" / "aclImdb_v1.tar.gz").is_file()
+    assert not (tmp_path / "cache" / "glove").exists()
 
 
 @pytest.mark.parametrize(

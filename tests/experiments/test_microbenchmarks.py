@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import re
+import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,7 +23,7 @@ from rich.console import Console
 from bridge.libjulia.find import Julia
 from bridge.libjulia.sysimage import usable
 from bridge.registry import availability
-from experiments.microbenchmarks import measure, process, sweep
+from experiments.microbenchmarks import measure, process, serve, sweep
 from experiments.microbenchmarks import registry as systems
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL, benchmark, flat, read, shapes_of
 from experiments.microbenchmarks.measure import Sizes
@@ -119,6 +123,12 @@ def test_every_program_belongs_to_a_system_and_every_system_has_one() -> None:
     assert {suite for system in SYSTEMS.values() for suite in system.suites} == set(systems.SUITES)
     named = load_paper("imdb-cnn-c").microbenchmarks
     assert named is not None and set(named.systems.value) == set(SYSTEMS)
+
+
+def test_no_program_in_julia_splats_a_vector() -> None:
+    """Whose length and types the compiler does not know, so that each call would take far longer."""
+    for path in FOLDER.glob("*.jl"):
+        assert not re.search(r"\binputs(\[[^]]*\])?\.\.\.", path.read_text(encoding="utf-8")), path.name
 
 
 def questions(system: System) -> Iterator[measure.Question]:
@@ -270,6 +280,46 @@ def test_what_a_program_does_not_have_is_no_failure(program: Callable[[str], Pro
         one.prepare(benchmark("rosenbrock"), 9, chunk=3)
     with pytest.raises(UnsupportedError, match="no call memory"):
         one.memory(9, True)
+
+
+def test_the_first_call_does_not_say_how_many_make_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0], []
+
+    def call() -> None:
+        now[0] += 100 if calls else 5_000_000
+        calls.append(now[0])
+
+    monkeypatch.setattr(serve, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    assert serve._enough(call, seconds=1e-3) == 10_000
+
+
+ODD = '\x1b[31m \x00 \x7f \t " \\ é 😀 $(1)'
+IN_JULIA = """
+function prepare(name, inputs, by, chunk)
+    chunk == 0 || throw(Unsupported(String(UInt8[BYTES])))
+    x = inputs[1]
+    return () -> sin(cos(x)), () -> -cos(cos(x)) * sin(x)
+end
+"""
+
+
+@pytest.mark.usefixtures("julia")
+def test_any_text_crosses_to_a_program_in_julia_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / 'é 😀 "quoted" \\n \\'
+    folder.mkdir()
+    program = folder / "program.jl"
+    program.write_text(IN_JULIA.replace("BYTES", ", ".join(map(str, ODD.encode()))), encoding="utf-8")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))  # where inputs and results lie
+    monkeypatch.setattr(System, "path", program)
+    one = Process(System("invented", "Invented", program.name), threads=1)
+    try:
+        assert one.folder.parent == folder
+        assert one.prepare(benchmark("sincos"), 1) < 1e-15
+        with pytest.raises(UnsupportedError) as caught:
+            one.prepare(benchmark("sincos"), 1, chunk=1)
+        assert str(caught.value) == ODD
+    finally:
+        one.close()
 
 
 def test_a_gradient_of_another_size_or_that_is_no_number_is_wrong() -> None:
@@ -432,6 +482,27 @@ def test_systems_are_asked_for_by_name() -> None:
     with pytest.raises(PaperFileError, match="mnist-rnn-e has no micro-benchmarks; papers that have: imdb-cnn-c"):
         sweep.plan(load_paper("mnist-rnn-e"))
     assert sweep.of_engines(paper, "full", ["numpy", "torch"]) == ["numpy-eager", "numpy-compiled", "torch"]
+
+
+@compiler
+def test_every_word_of_cxx_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))
+    wrapper = tmp_path / "a folder" / "wrapper"
+    wrapper.parent.mkdir()
+    wrapper.write_text('#!/bin/sh\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CXX", f"wrapper {real} -Wall")
+    found = systems._compiler()
+    said = subprocess.run([real, "--version"], capture_output=True, text=True, check=True).stdout
+    assert shlex.split(found.versions["compiler"]) == [str(wrapper), real, "-Wall"]
+    assert found.libraries == {"compiler": said.partition("\n")[0]}
+    monkeypatch.setattr(System, "found", lambda self: found)
+    program = process.start(SYSTEMS["duals"], 1)
+    try:
+        assert program.prepare(benchmark("ackley"), 9, 1) < 1e-10
+    finally:
+        program.close()
 
 
 def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,10 @@ def test_points_are_ratios_and_differences_to_the_reference(fake: ModuleType, vi
         assert "numpy" in points and "torch" not in points
     rounds = overview.rounds_of(view)
     assert by_id["steps"]["numpy"].value == pytest.approx((rounds["numpy"] / rounds["torch"]).median())
+    seconds = view.ok("time").pivot_table(index="seed", columns="engine", values="total_seconds")
+    ratios = seconds["numpy"] / seconds["torch"]
+    assert by_id["totals"]["numpy"].value == pytest.approx(ratios.mean())
+    assert by_id["totals"]["numpy"].interval == pytest.approx(testing.of_mean(ratios))
     accuracy = view.ok("time").pivot_table(index="seed", columns="engine", values="test_accuracy")
     difference = 100 * (accuracy["numpy"] - accuracy["torch"])
     assert by_id["accuracies"]["numpy"].value == pytest.approx(difference.mean())

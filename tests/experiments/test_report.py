@@ -297,7 +297,8 @@ def test_every_table_of_a_paper_is_made(key: str, fake: ModuleType, view_of: Vie
     view = view_of(fake.rows(paper.runs_of_paper or key, seeds=2), paper=key)
     for output in paper.tables:
         made = tables.make(output, view)
-        assert made.rows and table.to_markdown(made) and table.to_latex(made)
+        assert made.rows and table.to_markdown(made)
+        assert table.to_latex(made).isascii(), output.id  # LaTeX's fonts lack most other characters
         for text in (cell for _, rows in made.groups() for cells in rows for cell in cells):
             assert "nan" not in text.split(), (output.id, text)
 
@@ -926,7 +927,7 @@ def test_a_number_that_is_missing_is_left_out(fake: ModuleType, view_of: ViewOf)
 # Exports
 
 
-SPECIALS = "100 % & _under_ #1 $x$ {a|b} ~ ^ \\cmd <tag> [1] * ` 3.1·10⁻⁷ ± × ≤ µs — –"
+SPECIALS = "100 % & _under_ #1 $x$ {a|b} ~ ^ \\cmd <tag> [1] * ` 3.1·10⁻⁷ ± × ≤ µs — – Δ −∞ …"
 
 
 def small(text: str) -> Table:
@@ -948,6 +949,7 @@ def test_latex_escapes_every_special_character() -> None:
     plain = re.sub(r"\{[\[\]]\}|\\textbackslash\{\}|\\text[a-z]+\{\}|\\[{}&%$#_,]|\$[^$]*\$", "", cell)
     assert not re.search(r"[\\{}&%$#_~^<>|]", plain), plain
     assert "3.1$\\cdot$10$^{-7}$" in cell
+    assert cell.isascii()
     assert text.count(" & ") == text.count("\\\\\n") - 1, "one separator per row; the group heading has none"
 
 

@@ -11,12 +11,12 @@ function prepare(name, inputs, by, chunk)
         x = Ref(inputs[1])
         return () -> f(x[]), () -> autodiff(Reverse, f, Active, Active(x[]))[1][1]
     end
-    arguments = Tuple(inputs[1:by])
+    given, arguments = Tuple(inputs), Tuple(inputs[1:by])  # the types in a tuple are known
     results = map(zero, arguments)
     function gradient()
         foreach(x -> fill!(x, 0), results)
         autodiff(Reverse, f, Active, map(Duplicated, arguments, results)..., constants...)
         return results
     end
-    return () -> f(inputs...), gradient
+    return () -> f(given...), gradient
 end

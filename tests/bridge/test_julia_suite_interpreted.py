@@ -1,0 +1,21 @@
+"""The Julia engine's own tests whose code runs once and which Julia can interpret: that takes a third of compiling it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from bridge.libjulia.find import Julia
+from bridge.libjulia.sysimage import KEEPS_MACHINE_CODE, usable
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1860)
+def test_the_julia_engine_passes_its_tests_of_transforms_and_control_flow(
+    julia: Julia, julia_groups: Mapping[str, Sequence[str]], run_julia_tests: Callable[..., dict[str, int]]
+) -> None:
+    # The engine itself is compiled, in the system image or, in newer versions, in its package image.
+    image, _ = usable(julia)
+    options = () if julia.release >= KEEPS_MACHINE_CODE else ("-O0", "--compile=min") if image else ("-O0",)
+    assert all(run_julia_tests(julia_groups["interpreted"], *options).values())
