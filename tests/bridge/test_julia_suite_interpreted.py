@@ -1,4 +1,4 @@
-"""The Julia engine's own tests whose code runs once and which Julia can interpret: that takes a third of compiling it."""
+"""The tests of the Julia engine that Julia can interpret, since their code runs once: a third of the time."""
 
 from __future__ import annotations
 
