@@ -5,7 +5,7 @@ Features are asked for by name where there is a name to ask for; a version is co
 """
 module Versions
 
-import LinearAlgebra
+import LinearAlgebra, Random
 
 """
 1.9 and later keep machine code with a package (package images); before, each process compiles everything again. What a
@@ -20,9 +20,11 @@ In a package image, `@cfunction` gives an address that calls its function by dyn
 const ADDRESSES_IN_PROCESS = KEEPS_MACHINE_CODE
 
 """
-1.11 exchanges the two alignments of a copy that JuliaLang/julia#51152 introduced: tuples of `VecElement` in memory are then
-read as if aligned to their size, and the process crashes (#57713). Of its mends (#56938, #57722, #57845) 1.12.0 has all, and
-1.10 has one alignment only; which of the 1.11 releases have them is not known here, so that none of these uses such tuples.
+1.11 exchanges the two alignments of a copy that JuliaLang/julia#51152 introduced: a struct or tuple in memory that holds tuples
+of `VecElement`, such as a dual number, is then read as if aligned to its size, and the process crashes (#57713). Of its mends
+(#56938, #57722, #57845) 1.12.0 has all, and 1.10 has one alignment only; which of the 1.11 releases have them is not known here,
+so that dual numbers hold vectors in none of these. The vectors of kernels are parts of nothing in memory: `unsafe_load` and
+`unsafe_store!` move each by itself, without a copy, and with the alignment of one byte that they are given.
 """
 const MISALIGNS_VECTORS = v"1.11-" <= VERSION < v"1.12-"
 
@@ -60,6 +62,13 @@ const IFELSE_TAKES_METHODS = !(ifelse isa Core.Builtin)
 
 """Arrays, and from 1.11 on what they are made of, `GenericMemory`."""
 const CONTAINERS = isdefined(Core, :GenericMemory) ? Union{Array,getfield(Core, :GenericMemory)} : Array
+
+"""A value that changes with every draw from the default generator of random numbers, which from 1.7 on is the task's own."""
+@static if hasfield(Task, :rngState0)
+    random_state() = (task = current_task(); (task.rngState0, task.rngState1, task.rngState2, task.rngState3))
+else
+    random_state() = (generator = Random.default_rng(); (generator.idxF, generator.idxI))
+end
 
 """BLAS is reached through libblastrampoline from 1.7 on."""
 const LIBBLAS = isdefined(LinearAlgebra.BLAS, :libblastrampoline) ? LinearAlgebra.BLAS.libblastrampoline : LinearAlgebra.BLAS.libblas

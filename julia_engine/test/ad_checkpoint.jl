@@ -191,6 +191,20 @@ end
     @test w == [1, 2] && x == [3, 4]
 end
 
+@testset "gradients by custom rules share no memory with what a rule captures" begin
+    w, x = [1.0, 2.0], [3.0, 4.0]
+    for part in (w, view(w, :), Constant(w), reshape(Constant(reshape(w, 1, 2)), 2)), run in (identity, compile)
+        product = custom_rule(x -> dot(w, x); vjp=(g, y, x) -> part, jvp=(t, y, x) -> dot(w, t[1]))
+        twice = custom_rule(x -> 2 .* x; jvp=(t, y, x) -> part)
+        for f in (grad(product), x -> gradient(product, x)[1], x -> vjp(product, x)[2](1.0)[1], x -> jvp(twice, (x,), (x,))[2])
+            found = run(f)(x)
+            @test found == [1, 2]
+            found .= 0
+            @test w == [1, 2]
+        end
+    end
+end
+
 @testset "wrong custom rules are named" begin
     rule(; options...) = custom_rule(x -> 2 .* x; name="double", options...)
     x = [1.0, 2.0]

@@ -39,6 +39,24 @@ end
     @test wrong[] == 0 && f(values[2])[1] == 400
 end
 
+@testset "threads, and tasks, whose first calls of one compiled function come together" begin
+    traced = Ref(0)
+    f = compile(x -> (traced[] += 1; foreach(_ -> yield(), 1:5); 2 .* x))
+    calls = [@async(f([1.0, 2.0])) for _ in 1:3]
+    @test all(call -> fetch(call) == [2, 4], calls) && traced[] == 1 && length(f.tapes) == 1
+    g, wrong = compile(x -> sum(x .^ 2)), Threads.Atomic{Int}(0)
+    Threads.@threads for t in 1:4
+        for n in t:4:60
+            try
+                g(ones(n)) == n || Threads.atomic_add!(wrong, 1)
+            catch error
+                Threads.atomic_add!(wrong, 1)
+            end
+        end
+    end
+    @test wrong[] == 0 && length(g.tapes) == 60
+end
+
 @testset "a compiled function of numbers is one call's where another thread can run" begin
     @test AD.Versions.has_one_thread() == (Threads.nthreads() == 1 && !AD.Versions.waits_apart())
 end
@@ -132,6 +150,18 @@ end
     @test called() <= 32  # the number that is returned, where its type is not known before
 end
 
+@testset "arrays of truth values are arguments" begin
+    pick = compile((x, m) -> sum(choose(m, x, 0)))
+    slope = compile(grad((x, m) -> sum(choose(m, x, 0))))
+    for T in (Float64, Float32), mask in (trues(3), [true, false, true], [false, true, false])
+        x = T[0.5, -1.5, 2.0]
+        @test pick(x, mask) === sum(x .* mask) && slope(x, mask) == mask
+    end
+    x = [0.5, -1.5, 2.0]
+    @test pick(x, x .> 0) == 2.5 && compile((x, m) -> x .* m)(x, x .> 0) == [0.5, 0, 2]
+    @test compile((x, i, m) -> x[i] .* m)(x, [3, 1], [false, true]) == [0, 0.5]  # other integers are indices
+end
+
 @testset "ops of another task" begin
     inside(x) = sum(fetch(@async sin.(x)))
     @test grad(inside)([0.0, 1.0]) ≈ [1, cos(1)]
@@ -195,6 +225,15 @@ end
     both(one)
     @test occursin("an array which the function captures", message_of(() -> run!((kept, zeros(300)), both, one)))
     @test kept == ones(300)
+    for n in (3, 300)  # small results are copied there, and the first call has them all copied
+        held, x = ones(n), fill(2.0, n)
+        new = compile(x -> (held .* x, held .+ x))
+        for _ in 1:2
+            @test occursin("an array which the function captures", message_of(() -> run!((zeros(n), held), new, x)))
+            @test held == ones(n)
+        end
+        @test occursin("also an argument's", message_of(() -> run!(x, compile(x -> 2 .* x), x))) && x == fill(2.0, n)
+    end
     @test occursin("size (300,)", message_of(() -> run!(zeros(3), f, ones(300))))
     @test occursin("returns 1 arrays", message_of(() -> run!((one, one), f, ones(300))))
     @test occursin("that of another", message_of(() -> run!((one, one), both, ones(300))))

@@ -54,6 +54,7 @@ end
         @test eltype(mine(Constant(x), dims)) === Int64
     end
     @test value(argmax_along(Constant(x), (1, 3)))[1, 2, 1] == argmax(vec(x[:, 2, :])) && item(argmin_along(Constant(x), :)) == argmin(vec(x))
+    @test value(argmax_along(Constant([-0.0 0.0; 0.0 -0.0]), 1)) == [2 1] == value(argmin_along(Constant([0.0 -0.0; -0.0 0.0]), 1))
     @test occursin("argmax_along", message_of(() -> argmax(Constant(x)))) && occursin("empty", message_of(() -> argmax(Constant(Float64[]))))
     labels = compile(y -> sum(astype(argmax_along(y, 1), Float64) .== [1.0 2.0]) ./ 2)  # how often a class is right
     @test labels([3.0 1.0; 2.0 5.0]) == 1 && labels([3.0 1.0; 4.0 0.0]) == 0

@@ -119,6 +119,13 @@ end
         (() -> conv(Variable(ones(5, 2)), w), "got sizes (5, 2) and (3, 3, 2, 4)"),
         (() -> conv(x, w; stride=0), "stride must be an integer >= 1"),
         (() -> conv(x, w; padding=(1, 2, 3)), "padding must be"),
+        (() -> conv(x, w; padding=:same), "padding must be an integer >= 0, or an integer or a pair for each of 2 axes, got :same"),
+        (() -> conv(x, w; padding=(1, :same)), "padding must be"),
+        (() -> conv(x, w; stride=nothing), "stride must be an integer >= 1, or one for each of 2 axes, got nothing"),
+        (() -> conv(x, w; dilation=1.5), "dilation must be"),
+        (() -> max_pool(x, nothing), "max_pool: window must be"),
+        (() -> avg_pool(x, 2; padding=nothing), "avg_pool: padding must be"),
+        (() -> interpolate(x, :double), "interpolate: size must be"),
         (() -> max_pool(x, 5), "a window of size (5, 5) does not fit an input of (5, 4)"),
         (() -> max_pool(x, 2; padding=2), "padding must be at most half the window"),
         (() -> avg_pool(Variable(ones(5)), 2), "expected size (W, C, N) or (W, H, C, N), or more axes, got (5,)"))
@@ -228,10 +235,44 @@ if VECTOR_BYTES > 0
             @test all(a ≈ b for (a, b) in zip(fused(x, w)[2], plain(x, w)[2]))
             @test !occursin("conv_pool", source(fused))
         end
+        # The sum of a convolution and a bias of more elements than there are filters is larger than the convolution.
+        for activate in (relu, identity)
+            of_images(x, w, b) = sum(max_pool(activate(conv(x, w) .+ reshape(b, 1, 1, :)), 2) .^ 2)
+            of_sequences(x, w, b) = sum(max_pool(activate(conv(permutedims(x, (2, 1, 3)), w) .+ reshape(b, 1, :)), 3) .^ 2)
+            for (h, dims) in ((of_images, ((10, 10, 1, 2), (3, 3, 1, 1), (4,))), (of_sequences, ((4, 20, 2), (3, 4, 1), (5,))))
+                arrays = map(d -> randn(RANDOM, Float32, d...), dims)
+                fused, plain = with_and_without(h, arrays)
+                found, expected = fused(arrays...), plain(arrays...)
+                @test same(found[1], expected[1], 2e-5) && all(same(a, b, 2e-5) for (a, b) in zip(found[2], expected[2]))
+                @test !occursin(r"conv_pool|sequence_pool", source(fused))
+            end
+        end
         # Second derivatives of a fused graph: what pools is differentiated before anything is fused.
         f(x, w) = sum(max_pool(relu(conv(x, w)), 2) .^ 2)
         g(w) = sum(grad(f; argnums=2)(x, w) .^ 2)
         @test compile(grad(g))(w) ≈ grad(g)(w)
+    end
+
+    @testset "the gradient of another convolution, with the same upstream gradient, is not that of the fused one" begin
+        upstream(y) = grad(v -> sum(max_pool(v, 2) .^ 2))(y)
+        function of_images(x, w)
+            y = conv(x, w; padding=1)
+            _, pull = vjp(u -> conv(x, u; padding=2, dilation=2), w)
+            return max_pool(y, 2), pull(upstream(y))[1]
+        end
+        function of_sequences(x, w)
+            s = permutedims(x, (2, 1, 3))
+            y = conv(s, w)
+            _, pull = vjp((t, u) -> conv(t, u; padding=1, dilation=2), s, w)
+            return max_pool(y, 2), pull(upstream(y))...
+        end
+        for (h, dims, name) in ((of_images, ((8, 8, 1, 2), (3, 3, 1, 2)), "conv_pool"),
+            (of_sequences, ((4, 20, 2), (3, 4, 5)), "sequence_pool"))
+            arrays = map(d -> randn(RANDOM, Float32, d...), dims)
+            fused, plain = compile(h), compile(h; techniques=Techniques(; fuse=false))
+            @test all(same(a, b, 2e-5) for (a, b) in zip(fused(arrays...), plain(arrays...)))
+            @test occursin(name, source(fused)) && !occursin(name * "_", source(fused))
+        end
     end
 
     @testset "ties and NaN, fused" begin

@@ -102,3 +102,21 @@ end
     end
     @test all(f -> f isa Function || f isa AD.Op, values(AD.FUNCTIONS))
 end
+
+@testset "an element of a matrix by one number is a slice of the matrix itself" begin
+    a = reshape(collect(1.0:24), 2, 3, 4)
+    x = Variable(a)
+    @test all(item(x[i]) == a[i] && x[i].op === AD.SLICE && x[i].inputs[1] === x for i in eachindex(a))
+    @test x[UInt8(5)].inputs[1] === x && item(x[end]) == 24
+    for f in (x -> sum(v^2 for v in x), x -> sum(x[i]^2 for i in eachindex(x)))
+        @test grad(f)(a) == 2a == compile(grad(f))(a)
+    end
+    for wrong in (0, 25, true, -1)
+        @test error_of(() -> x[wrong]) isa EngineError
+    end
+end
+
+@testset "methods for arrays are not those of tensors" begin
+    of_arrays(x::AbstractArray) = sum(x)
+    @test error_of(() -> gradient(of_arrays, [1.0])) isa MethodError
+end

@@ -51,7 +51,12 @@ const JULIA_FUNCTIONS = Any[
     ("by Cholesky's factors", (x, b) -> (c = cholesky(Symmetric(x' * x + I)); c \ b + inv(c) * b + b * (logdet(c) + det(c))), (WELL, WELL + I)),
     ("eachindex", x -> sum(x[k] * k for k in eachindex(x)), (TALL,)), ("pairs", x -> sum(y * k[1] for (k, y) in pairs(x)), (TALL,)),
     ("middle", x -> middle(x) + middle(x[1], 2.0) * middle(x[2], x[3]), (drawn(5),)),
-    ("determinants of a symmetric matrix", x -> det(Symmetric(x)) + logdet(Symmetric(x' * x + I)), (WELL,))]
+    ("determinants of a symmetric matrix", x -> det(Symmetric(x)) + logdet(Symmetric(x' * x + I)), (WELL,)),
+    ("the product of a transposed vector and a vector", (x, y) -> x' * y, (drawn(3), drawn(3))),
+    ("a quadratic form", (x, a) -> exp(-(x' * a * x) / 8)', (drawn(3), WELL)),
+    ("what stays the transpose of a vector", (x, a, y) -> vcat(-x' * y, 2x' * y, x' * 3 / 2 * y, (x' + y') * y, (x' - y') * y, x' / a * y,
+        x' * Diagonal(y) * x, transpose(x) * y, x' * (2I) * y, x' * Symmetric(a) * y, copy(x') * y, (x' * a)' .* y, x * (x' * y)),
+        (drawn(3), WELL, drawn(3)))]
 for (f, x) in ((exp10, [0.3, -1.2]), (sec, [0.3, 2.2]), (csc, [0.3, 2.2]), (cot, [0.3, -2.2]), (asec, [1.3, -2.2]), (acsc, [1.3, -2.2]),
         (acot, [0.3, -2.2, 0.0]), (sech, [0.3, -2.2]), (csch, [0.3, -2.2]), (coth, [0.3, -2.2]), (asech, [0.3, 0.8]), (acsch, [0.3, -2.2]),
         (acoth, [1.3, -2.2]), (sinpi, [0.3, -2.2, 0.5, 7.25]), (cospi, [0.3, -2.2, 1.0, 7.25]), (sind, [30.0, -200, 400]), (cosd, [30.0, -200, 400]),
@@ -308,7 +313,9 @@ end
 
 @testset "several arrays and numbers before the first tensor" begin
     x, r = [3.0, 4.0], 0.5
-    for (name, f) in (("vcat", x -> vcat([1.0], [2.0], x)), ("vcat of numbers", x -> vcat(1, 2.0, [3.0], x, 5)), ("hcat", x -> hcat([1.0, 2.0], [2, 3], x)),
+    for (name, f) in (("vcat", x -> vcat([1.0], [2.0], x)), ("vcat of more numbers", x -> vcat(1, 2, 3, 4.0, 5, 6, x)),
+            ("rows after rows of numbers", x -> [0 1 0; 0 0 1; x[1] x[2] 1]),
+            ("vcat of numbers", x -> vcat(1, 2.0, [3.0], x, 5)), ("hcat", x -> hcat([1.0, 2.0], [2, 3], x)),
             ("cat", x -> cat([1.0], [2.0], x; dims=1)), ("literal", x -> [1.0; 2.0; x]), ("rows", x -> [1.0 x[1]; x[2] 1.0]),
             ("rows of numbers", x -> [1 2; x[1] x[2]]), ("a rotation", x -> [1 0 0; 0 x[1] x[2]; 0 x[2] x[1]]), ("rows of arrays", x -> [[1.0, 2.0] [3.0, 4.0]; [5.0, 6.0] x]))
         expected = f(x)
@@ -333,6 +340,9 @@ end
     end
 end
 
+struct Doubled end
+(::Doubled)(x) = 2x
+
 struct Scaled
     by::Float64
 end
@@ -340,7 +350,7 @@ end
 
 @testset "dotted functions with irrational numbers, compositions, and what holds numbers" begin
     x = [0.25, -1.5]
-    for f in (v -> sin(π * v), v -> v / π, v -> ℯ^v, v -> max(v, zero(v)) + one(v) * v, sin ∘ cos, Scaled(2.0), Base.Fix2(-, 1.5))
+    for f in (v -> sin(π * v), v -> v / π, v -> ℯ^v, v -> max(v, zero(v)) + one(v) * v, sin ∘ cos, Scaled(2.0), Doubled(), Base.Fix2(-, 1.5))
         found, gradient = value_and_grad(t -> sum(f.(t)))(x)
         @test found ≈ sum(f.(x)) && gradient ≈ [derivative(f, v) for v in x]
         @test value_and_grad(t -> sum(f, t))(x)[1] ≈ sum(f, x)
@@ -354,5 +364,78 @@ end
     for (found, expected) in ((flipsign.(x, -1), flipsign.(plain, -1)), (muladd.(2, 3, x), muladd.(2, 3, plain)),
             (xor.(x .> 0, [true, false]), xor.(plain .> 0, [true, false])))
         @test eltype(found) == Float32 && value(found) == expected
+    end
+end
+
+@testset "integers, ranges and masks beside tensors of Float32 become Float32 in functions of one's own and quotients" begin
+    x = Float32[1, 2, 3]
+    for (f, others) in (((a, i) -> a * i, (1:3,)), ((a, i) -> i * a, ([1, 2, 3],)), ((a, m) -> a * m, ([true, false, true],)),
+            ((a, i, m) -> a * i + m, (1:3, [false, true, true])), ((a, i) -> i, ((4, 5, 6),)))
+        found = f.(Constant(x), others...)
+        @test eltype(found) == Float32 && value(found) == f.(x, others...)
+        @test eltype(grad(x -> sum(f.(x, others...) .* x))(x)) == Float32
+    end
+    square = Float32[2 1; 1 3]
+    for f in (m -> [1 2; 3 4] / m, m -> [1 2; 3 4] * Diagonal(m[:, 1]), m -> [1, 2]' / m, m -> [true, false]' * m)
+        found = f(Constant(square))
+        @test eltype(found) == Float32 && size(found) == size(f(square)) && value(found) ≈ f(square)
+    end
+end
+
+@testset "the transpose of a vector is a matrix of one row in all else: $k" for (k, f) in enumerate((x -> x', x -> x' .+ 1, x -> [x'; x'],
+        x -> [x' x'], x -> x'[2], x -> x'[1, 2:3], x -> (x')', x -> (x' .* 2)', x -> sum(x'), x -> reshape(x', 1, 3) * x,
+        x -> permutedims(x) * x, x -> permutedims(x'), x -> x * x', x -> vec(x'), x -> x' * [1.0 2; 3 4; 5 6], x -> ones(2, 3) * (x')', x -> x' * 2, x -> x * x' * x,
+        x -> x' * x * x', x -> [1.0, 2.0, 3.0]' * x,
+        x -> x' * [1, 2, 3], x -> [1.0, 2.0, 3.0]' * x * x', x -> 2 * [1, 2, 3]' * ones(3, 3) * x))
+    v = [0.5, -1.5, 2.0]
+    expected = f(v)
+    for found in (f(Constant(v)), f(Variable(v)), compile(Hidden(f))(v))
+        @test size(found) == size(expected) && whole(value(found)) ≈ whole(expected)
+    end
+    gradcheck(weighted_sum(f), v; directions=1)
+end
+
+@testset "products of transposed vectors are numbers to all transforms" begin
+    x, A, w = [1.0, 2.0], [2.0 1.0; 0.5 3.0], [0.3, -0.2]
+    for run in (identity, compile)
+        @test run(grad(x -> exp(-(x' * x))))(x) ≈ -2exp(-5) .* x
+        @test run(grad(x -> exp(w' * x) + log(x' * [1.0, 1.0])))(x) ≈ exp(w' * x) .* w .+ 1 / 3
+        @test run(x -> vjp(x -> x * (x' * x), x)[1])(x) == [5, 10] == run(x -> jvp(x -> x * (x' * x), (x,), (x,))[1])(x)
+        @test run(x -> hessian(x -> x' * A * x / 2, x))(x) ≈ (A + A') / 2
+        @test run(vmap(x -> x' * A * x))([1.0 0.0; 2.0 1.0]) ≈ [x' * A * x, A[2, 2]]
+    end
+    row = Constant(x)'
+    @test grad(y -> exp(row * y))(w) ≈ exp(x' * w) .* x && ndims(deepcopy(row) * Constant(w)) == 0
+    @test_throws ShapeError Constant(x)' * Constant([1.0, 2.0, 3.0])
+end
+
+@testset "a draw among dots is one for each element, and a function of one's own that draws is refused" begin
+    ones_ = ones(50)
+    for f in (s -> s .* randn.(), s -> 2 .* randn.() .+ s, s -> s .* rand.(Ref(1:10^6)), s -> s .- (rand.() .+ [1.0]),
+            s -> ifelse.(rand.() .< 0.5, s, 0))
+        @test length(unique(value(f(Constant(ones_))))) > 1
+    end
+    g, = gradient(s -> sum((s .* randn.()) .^ 2), ones(5))
+    @test allunique(g) && all(>=(0), g)
+    @test eltype(Constant(Float32[1, 2]) .* randn.()) == Float32
+    @test size(Constant([1.0, 2.0]) .* rand.() .* Constant([1.0 2.0 3.0])) == (2, 3)
+    @test size(ifelse.(rand.() .< 0.5, Constant([1.0, 2.0]), Constant([1.0 2.0 3.0]))) == (2, 3)
+    for f in (x -> sum((v -> rand() < 0.5 ? v : 0.0).(x)), x -> sum(v -> v * randn(), x), x -> sum((v -> v * rand(1:3)).(x)),
+            x -> mean(v -> v + rand(Int), x))
+        for run in (f -> f(Constant(ones_)), f -> grad(f)(ones_), f -> compile(f)(ones_))
+            error = error_of(() -> run(f))
+            @test error isa TraceError && occursin("one random number for all of them", error.message)
+        end
+    end
+    @test 0 <= grad(x -> (v -> v * rand()).(x))(2.0) <= 1  # of one number it is one
+end
+
+@testset "arrays in which Base has put single tensors beside many numbers" begin
+    x = [3.0, 4.0]
+    f(x) = [1 0 0 0 0; 0 1 0 0 0; 0 0 1 0 0; 0 0 0 1 0; x[1] 0 0 0 x[2]] * vcat(x, 1.0, x)
+    @test value(f(Constant(x))) == f(x) == compile(f)(x) && jacobian(f, x) ≈ forward_jacobian(f, x)
+    @test value(Constant(x) .* [x[1], Constant(2.0)]) == [9, 8]
+    for wrong in (Any[1.0, Constant(x)], Any[1, 2])
+        @test occursin("join arrays and tensors with concatenate", message_of(() -> AD.ADD(wrong, 1.0)))
     end
 end

@@ -146,6 +146,18 @@ end
 @testset "sums of many elements keep their precision" begin
     x = fill(0.1f0, 10^6)
     @test only(value(sum(Constant(x)))) ≈ 10^5 * 1.0000000149 rtol = 1e-6
+    # So do those of arrays that lie in another order, or are parts of larger ones.
+    each, wide, deep = Float64(0.1f0), Constant(fill(0.1f0, 3, 10^6)), Constant(fill(0.1f0, 3, 3, 10^6))
+    parts = (permutedims(Constant(fill(0.1f0, 10^6, 2))), wide[1:2, :], wide[1:2:3, :], deep[1:2, 1:2, :])
+    for part in parts
+        @test item(sum(part)) ≈ length(part) * each rtol = 1e-6
+        @test all(isapprox.(value(sum(part; dims=1)), size(part, 1) * each; rtol=1e-6))
+    end
+    @test value(sum(parts[1]; dims=2)) ≈ fill(10^6 * each, 2, 1) rtol = 1e-6
+    @test compile(x -> sum(x[1:2, :]))(value(wide)) ≈ 2e6 * each rtol = 1e-6
+    logits = zeros(Float32, 3, 10^6)
+    logits[1] = 1
+    @test sum(Float64.(value(softmax(Constant(logits)[1:2, :]; dims=(1, 2))))) ≈ 1 rtol = 1e-6
 end
 
 # Wrapped in functions: `@allocated` in global scope counts the boxes of its own arguments.

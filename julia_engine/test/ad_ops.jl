@@ -362,6 +362,27 @@ end
     @test all(isfinite, slope) && iszero(slope[:, 1]) && !iszero(slope[:, 2:3])
 end
 
+@testset "attention to no keys is 0" begin
+    q, k, v = ones(4, 2, 3), ones(4, 0, 3), ones(5, 0, 3)
+    for kinds in (NamedTuple(), (causal=true,), (mask=trues(0, 2),), (bias=zeros(1, 2),))
+        attend(q, k, v) = haskey(kinds, :bias) ? scaled_dot_product_attention(q, k, v, kinds.bias) :
+            scaled_dot_product_attention(q, k, v; kinds...)
+        @test value(attend(q, k, v)) == zeros(5, 2, 3) == compile(attend)(q, k, v)
+        @test grad((q, k, v) -> sum(attend(q, k, v)); argnums=(1, 2, 3))(q, k, v) == (zero(q), k, v)
+    end
+end
+
+@testset "statistics that batch_norm is given have an element for each channel" begin
+    x = Constant(ones(3, 4, 2))
+    for (given, text) in (((zeros(1), ones(4)), "a mean of size (4,), got (1,)"), ((zeros(2, 2), ones(4)), "a mean of size (4,)"),
+        ((zeros(4), ones(1)), "a variance of size (4,), got (1,)"), ((0.0, ones(4)), "a mean of size (4,), got ()"))
+        for weight in (nothing, ones(4))
+            message = message_of(() -> batch_norm(x, weight, nothing, given...))
+            @test (text, occursin("batch_norm: expected " * text, message)) == (text, true)
+        end
+    end
+end
+
 @testset "attention to NaN is NaN, with a mask or without" begin
     q, k, v = [NaN 1.0; 1 1], ones(2, 2), ones(2, 2)
     for kinds in ((mask=trues(2, 2),), (bias=zeros(2, 2),), NamedTuple())

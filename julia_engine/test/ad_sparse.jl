@@ -101,6 +101,20 @@ end
     @test all(Matrix(sparsity(x -> reshape(x[1:9], 3, 3) \ ones(3), x))[:, 1:9])
 end
 
+@testset "of functions with derivatives of their own each element may depend on all" begin
+    rounded = custom_rule(x -> round.(x); vjp=(g, y, x) -> g, jvp=(t, y, x) -> t[1])
+    x = randn(MersenneTwister(seeded(86)), 4)
+    @test all(Matrix(sparsity(rounded, x))) && Matrix(sparse_jacobian(rounded, x)) == Matrix(I, 4, 4)
+    @test Matrix(sparsity(x -> rounded(x[1:2]) .* x[3], x)) == [true true true false; true true true false]
+end
+
+@testset "too many dependences are refused before their lists fill the memory" begin
+    weight, message = ones(410, 410), ""
+    bytes = @allocated message = message_of(() -> sparsity(x -> weight * reshape(x, 410, 410), ones(410^2)))
+    @test occursin("by the op \"matmul\", 68921000 derivatives may be other than zero", message)
+    @test bytes < 2^28
+end
+
 @testset "a pattern that misses an entry is refused" begin
     rng = MersenneTwister(seeded(85))
     x = randn(rng, 30)

@@ -1,8 +1,8 @@
 # Julia's functions on tensors against the same functions on plain arrays: equal, or refused with an error of the engine.
 #
 # What differs on purpose, and counts as equal: truth values are 1 and 0; numbers and integers take the float type of the
-# tensors beside them; NaN is where Julia's function of a number throws a DomainError; results of one element may be a
-# number or an array without dimensions. Where Julia has no method, or its sizes do not fit, a tensor may have its own
+# tensors beside them; NaN is where Julia's function of a number throws a DomainError; a number may be an array without
+# dimensions. Where Julia has no method, or its sizes do not fit, a tensor may have its own
 # meaning (numbers and arrays are added by broadcasting): such calls are counted and not compared.
 
 module Sweep
@@ -33,8 +33,6 @@ comparable(x) = x
 alike(a::Number, b::Number) = isequal(a, b) || (a == b) || (isnan(a) && isnan(b)) ||
     isapprox(a, b; rtol=1e-5, atol=a isa Float32 || b isa Float32 ? 1e-6 : 1e-13)
 alike(a::AbstractArray, b::AbstractArray) = size(a) == size(b) && all(map(alike, a, b))
-alike(a::Number, b::AbstractArray) = length(b) == 1 && alike(a, b[1])
-alike(a::AbstractArray, b::Number) = alike(b, a)
 alike(a::Tuple, b::Tuple) = length(a) == length(b) && all(map(alike, a, b))
 alike(a, b) = isequal(a, b)
 
@@ -253,7 +251,7 @@ end
 end
 
 @testset "products and comparisons" begin
-    operands = Any[M, M[:, 1], 2.0, 3, 1im, [1.0 2; 3 4], M[:, 1]', zeros(0, 2), reshape(collect(1.0:8), 2, 2, 2), [1, 2], Float32[1, 2], 1//2, fill(2.0)]
+    operands = Any[M, M[:, 1], 2.0, 3, 1im, [1.0 2; 3 4], permutedims(M[:, 1]), zeros(0, 2), reshape(collect(1.0:8), 2, 2, 2), [1, 2], Float32[1, 2], 1//2, fill(2.0)]
     for f in (+, *, /, dot, ==, -, \, ^, !=, <, <=, >, isapprox, max, min, atan, hypot, mod, log, kron, cross, muladd)
         several = f in (*, dot) ? operands : f in (+, /, ==) ? operands[1:6] : f === (^) ? operands[2:4] : operands[1:4]
         for a in several, b in several
@@ -265,6 +263,15 @@ end
     end
     for f in (x -> M * x, x -> x * M', x -> x' * x, x -> x^2, x -> x^-1, x -> 2^x, x -> x \ M), x in (M, [1.0 2; 3 4], M[1, :], 2.0)
         tried("product", f, x)
+    end
+    vectors = Any[M[:, 1], -M[:, 2], [2.5], Float32[1, 2], M, [1.0 2; 3 4], 2.0]
+    for f in ((x, y) -> x' * y, (x, y) -> transpose(x) * y, (x, y) -> x * y', (x, y) -> (2x' - x' / 2) * y, (x, y) -> x' * y * x',
+            (x, y) -> (x' * y)', (x, y) -> x' .* y, (x, y) -> (x')' * y, (x, y) -> (x' .+ 1) * y), x in vectors, y in vectors
+        tried("product with a transposed one", f, x, y)
+    end
+    for w in (M[:, 1]', transpose([1, 2]), Float32[1, 2]'), x in (M[:, 2], [1.0 2; 3 4], Float32[1, 2], 2.0)
+        tried("product with a constant one", x -> w * x, x)
+        tried("product with a constant one", x -> x' * w', x)
     end
     for T in (Float32, Float64, Int64)
         tried("conversion to $T", x -> T.(x), M)

@@ -379,3 +379,18 @@ end
     _, pull = vjp(v -> v .^ 2, [1.0, 2.0])
     @test !(grad(u -> sum(pull(u)[1]))(pair)[1] isa Tensor)
 end
+
+@testset "work grows with the number of leaves, not with its square" begin
+    first_of(leaves) = sum(leaves[1] .* 2)
+    sampled = vmap(leaves -> leaves[1] .* 2)
+    for run in (grad(first_of), leaves -> vjp(first_of, leaves)[2](1.0), leaves -> jvp(first_of, (leaves,), (leaves,)),
+            leaves -> jacobian(leaves -> leaves[1], leaves; mode=:reverse), sampled)
+        hidden = Hidden(run)
+        function bytes(n)
+            leaves = [ones(1) for _ in 1:n]
+            hidden(leaves)
+            return @allocated hidden(leaves)
+        end
+        @test bytes(2000) < 6 * bytes(500)  # 4 times as many, or 16
+    end
+end

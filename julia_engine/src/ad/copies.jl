@@ -49,7 +49,7 @@ function Base.deepcopy_internal(x::Tensor, known::IdDict)
     values = whole ? Base.deepcopy_internal(m.root, known) : copy(array(m))
     copied = leaf(Memory(values), x.eltype, copy(x.dims), x.requires_grad, x.name)
     copied.grad = Base.deepcopy_internal(x.grad, known)
-    copied.literal = x.literal
+    copied.literal, copied.row = x.literal, x.row
     return known[x] = copied
 end
 

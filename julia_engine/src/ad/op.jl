@@ -506,11 +506,18 @@ of_batch(attrs::Attributes, count::Int) =
 
 """The positions, from `first` on, of elements that are so far apart along axes of these lengths, the first axis fastest."""
 function strided(dims::Vector{Int}, strides::Vector{Int}, first::Int=1)
+    count_ = prod(big.(dims))
+    count_ > MOST_DEPENDENCES && throw(TooManyDependences(count_))
     found = Int[first]
     for (n, step) in zip(dims, strides)
         found = Int[p + k * step for p in found, k in 0:n-1][:]
     end
     return found
+end
+
+"""What `strided` throws before its list would fill the memory; [`sparsity`](@ref) says of which op."""
+struct TooManyDependences <: Exception
+    count::BigInt
 end
 
 """The `sparsity` of an op of one input whose elements each depend on the one in their place."""

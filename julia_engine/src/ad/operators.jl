@@ -6,25 +6,38 @@ is_scalar(x::Tensor) = isempty(x.dims)
 is_scalar(x::Real) = true
 is_scalar(x) = false
 
+"""Whether it is the transpose of a vector, and not just a matrix of one row."""
+is_row(x::Tensor) = x.row
+is_row(x::Union{Adjoint{<:Any,<:AbstractVector},Transpose{<:Any,<:AbstractVector}}) = true
+is_row(x) = false
+
+"""A result, which is the transpose of a vector if `row` says so, as Julia's operators keep that."""
+as_row(y::Tensor, row::Bool) = (y.row = row; y)
+as_row(y, row::Bool) = y
+
 same_size(name, a, b) = is_scalar(a) || is_scalar(b) || size(a) == size(b) || throw(ShapeError(
     "$name: sizes $(size(a)) and $(size(b)) differ; use .$name for elementwise broadcasting"))
 
+sum_by(op, name, a, b) = (same_size(name, a, b); as_row(op(a, b), is_row(a) && is_row(b)))
 for (f, op) in ((:+, :ADD), (:-, :SUB))
-    @eval Base.$f(a::Tensor, b::Tensor) = (same_size($(string(f)), a, b); $op(a, b))
-    @eval Base.$f(a::Tensor, b::Union{Real,AbstractArray}) = (same_size($(string(f)), a, b); $op(a, b))
-    @eval Base.$f(a::Union{Real,AbstractArray}, b::Tensor) = (same_size($(string(f)), a, b); $op(a, b))
+    @eval Base.$f(a::Tensor, b::Tensor) = sum_by($op, $(string(f)), a, b)
+    @eval Base.$f(a::Tensor, b::Union{Real,AbstractArray}) = sum_by($op, $(string(f)), a, b)
+    @eval Base.$f(a::Union{Real,AbstractArray}, b::Tensor) = sum_by($op, $(string(f)), a, b)
 end
 Base.:+(a::Tensor) = a
-Base.:-(a::Tensor) = NEG(a)
-product(a, b) = is_scalar(a) || is_scalar(b) ? MUL(a, b) : matmul(a, b)
+Base.:-(a::Tensor) = as_row(NEG(a), a.row)
+product(a, b) = is_scalar(a) || is_scalar(b) ? as_row(MUL(a, b), is_row(a) || is_row(b)) : matmul(a, b)
 Base.:*(a::Tensor, b::Tensor) = product(a, b)
 Base.:*(a::Tensor, b::Union{Real,AbstractArray}) = product(a, b)
 Base.:*(a::Union{Real,AbstractArray}, b::Tensor) = product(a, b)
 Base.:/(a::Tensor, b::Scalar) = quotient(a, b)
 Base.:/(a::Union{Real,AbstractArray}, b::Tensor) = quotient(a, b)
 function quotient(a, b)
-    is_scalar(b) && return DIV(a, b)
-    ndims(a) == ndims(b) == 2 && return transpose(transpose(as_tensor(b)) \ transpose(as_tensor(a)))  # a b⁻¹
+    is_scalar(b) && return as_row(DIV(a, b), is_row(a))
+    if ndims(a) == ndims(b) == 2  # a b⁻¹
+        x, y = as_tensors((a, b))
+        return transpose(turned_over(y) \ transpose(as_row(x, is_row(a))))
+    end
     throw(ShapeError("/: expected a number to divide by, got an array of size $(size(b)); use ./"))
 end
 Base.:^(a::Tensor, b::Scalar) = power(a, b)
@@ -52,7 +65,7 @@ function dotted(@nospecialize(f), @nospecialize(args::Tuple))
     operands = Vector{Any}(undef, length(args))
     for i in eachindex(operands)
         a = args[i]
-        operands[i] = a isa Tensor ? a : plain(a)
+        operands[i] = a isa Tensor ? a : draws(a) ? drawn(a, args) : plain(a)
     end
     any(x -> x isa Elements, operands) && return of_elements((xs...) -> dotted(f, xs), operands)
     f === Base.literal_pow && return elementwise_power(operands[2], value_of(operands[3]))
@@ -67,17 +80,31 @@ plain(x::Tuple) = collect(x)
 plain(x) = x
 value_of(::Val{P}) where {P} = P
 
+"""
+Whether a dotted expression without tensors calls a function without arguments, as `randn.()` does, or draws otherwise: Julia
+does so for each element.
+"""
+draws(x::Base.Broadcast.Broadcasted) = isempty(x.args) || x.f === rand || x.f === randn || any(draws, x.args)
+draws(x) = false
+
+"""What it gives for each element of the whole; these are numbers, and so take the float type of the tensors."""
+function drawn(x::Base.Broadcast.Broadcasted, @nospecialize(args::Tuple))
+    found = broadcast((_, v) -> v, CartesianIndices(Base.Broadcast.combine_axes(args...)), x)
+    return eltype(found) <: AbstractFloat ? float_type(args).(found) : found
+end
+
 """How many functions have been dotted over tensors."""
 const RUNS = Threads.Atomic{Int}(1)
 
 function generic(@nospecialize(f), operands::Vector{Any}, @nospecialize(args))
     # What holds something, such as sin ∘ cos or >(0), is run as the user's functions are.
-    holds = !(f isa Type) && fieldcount(typeof(f)) > 0
+    holds = !(f isa Type) && (!(f isa Function) || fieldcount(typeof(f)) > 0)
     holds || parentmodule(f) in (Base, Core, Base.Math) && no_op(f)
     # A function of the user's own, such as x -> x^2 + sin(x): run it once, on numbers that stand for all elements.
-    run = Threads.atomic_add!(RUNS, 1)
+    run, draws_before = Threads.atomic_add!(RUNS, 1), Versions.random_state()
+    T = float_type(Any[x for (x, a) in zip(operands, args) if varies(x, a)])
     result = try
-        f((varies(x, a) ? Elements(as_tensor(x), run) : x for (x, a) in zip(operands, args))...)
+        f((varies(x, a) ? Elements(as_tensor(x, T), run) : x for (x, a) in zip(operands, args))...)
     catch error
         error isa MethodError && no_op(error.f)
         error isa StackOverflowError && no_op(f)
@@ -86,7 +113,10 @@ function generic(@nospecialize(f), operands::Vector{Any}, @nospecialize(args))
         rethrow()
     end
     # It may not depend on all operands, whose sizes the result has all the same.
-    arrays = Tensor[as_tensor(x) for (x, a) in zip(operands, args) if varies(x, a)]
+    arrays = Tensor[as_tensor(x, T) for (x, a) in zip(operands, args) if varies(x, a)]
+    Versions.random_state() == draws_before || !any(is_array, arrays) || throw(TraceError("a function that is dotted over a tensor, or " *
+        "given to sum, mean and the like, runs once for all elements, so that it would draw one random number for all of them; draw " *
+        "before, for example x .* randn(size(x)...), or with randn.() among the dots"))
     floats = filter(x -> x.eltype <: AbstractFloat, arrays)
     result isa Elements && is_array(result.tensor) && result.run != run && throw(once_for_all("the elements of another one"))
     is_array(result) && any(is_array, arrays) && throw(once_for_all("a whole array, of size $(size(result)),"))

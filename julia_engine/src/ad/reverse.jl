@@ -315,7 +315,8 @@ end
     forward!(order::Vector{Tensor})
 
 The papers' form: compute every node of a sorted graph again, in place, and return the value of the last one. Change the
-leaves with `assign!` in between.
+leaves with `assign!` in between: [`Variable`](@ref)s. What was computed from constants alone is a constant itself, no node of the
+graph, and keeps its value.
 """
 function forward!(order::Vector{Tensor})
     for x in order

@@ -266,7 +266,11 @@ function propagated(name::String, program::Program)
 end
 
 function depending(name::String, e::Equation, y::Tensor, given::Vector{Union{Nothing,Dependence}})
-    pairs = pairs_of(e)
+    pairs = try
+        pairs_of(e)
+    catch error
+        error isa TooManyDependences ? check_dependences(name, e, error.count) : rethrow()
+    end
     if pairs === nothing
         columns = joined_columns(Vector{Int}[columns for d in given if d !== nothing for columns in d])
         check_dependences(name, e, length(columns) * length(y))
@@ -291,7 +295,7 @@ function joined_columns(parts::Vector{Vector{Int}})
     return unique!(sort!(reduce(vcat, parts)))
 end
 
-check_dependences(name::String, e::Equation, count::Int) = count <= MOST_DEPENDENCES || throw(ConfigurationError(
+check_dependences(name::String, e::Equation, count::Integer) = count <= MOST_DEPENDENCES || throw(ConfigurationError(
     "$name: by the op \"$(e.op.name)\"$(in_layer(e.scope)), $count derivatives may be other than zero, more than a sparse matrix is " *
     "good for; give the pattern, or use jacobian or hessian"))
 

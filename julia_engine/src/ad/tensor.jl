@@ -58,6 +58,7 @@ An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient)
 - `name`, `scope`: for messages: the user's name, and the layer whose op made it.
 - `literal`: a number written in the program, which never changes, so that graphs may fold it.
 - `results`: all results of its op, in order, where that has several; else empty.
+- `row`: whether it is the transpose of a vector, of size (1, n): its product with a vector is a number, as Julia's.
 - `level`: of the last transform to begin whose variables it depends on; 0 for a constant, 1 for what depends on variables
   alone. See [`gradients`](@ref).
 - `stamps`: checksums of the arrays that its derivative reads, as they were when it was computed: [`stamp`](@ref).
@@ -70,7 +71,8 @@ mutable struct Tensor <: GraphNode
     inputs::Vector{Tensor}
     attrs::Attributes
     requires_grad::Bool
-    literal::Bool  # beside the other, since two lone ones would make every tensor a size class larger
+    literal::Bool  # beside the others, since lone ones would make every tensor a size class larger
+    row::Bool
     grad::Any
     name::String
     scope::String
@@ -80,7 +82,7 @@ mutable struct Tensor <: GraphNode
 end
 Tensor(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, op, inputs::Vector{Tensor},
     attrs::Attributes, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
-    Tensor(data, T, dims, op, inputs, attrs, requires_grad, literal, grad, name, scope, NO_STAMPS,
+    Tensor(data, T, dims, op, inputs, attrs, requires_grad, literal, false, grad, name, scope, NO_STAMPS,
         Int(requires_grad), NO_INPUTS)
 
 const NO_STAMPS = UInt64[]
@@ -264,7 +266,8 @@ Base.detach(x::Tensor) = STOP_GRADIENT(x)
 """
     assign!(x::Tensor, values)
 
-Copy `values` into a leaf in place, so that compiled functions that captured it see them.
+Copy `values` into a leaf in place, so that compiled functions that captured it see them, and [`forward!`](@ref) where it is a
+[`Variable`](@ref): what ops have computed from constants alone stays as it is.
 """
 function assign!(x::Tensor, values)
     x.op === nothing || throw(TraceError("assign! works on leaf tensors, this one was computed by $(x.op.name)"))

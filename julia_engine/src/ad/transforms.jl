@@ -81,9 +81,11 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
             leaves, structure = flatten(args[n])
             places = Int[]
             for (k, x) in enumerate(leaves)
-                (strict || is_complex(x)) && check_derivative(x, name, n, paths(structure)[k])
-                push!(places, has_derivative(x) ? length(variables) + 1 : 0)
-                places[end] == 0 && continue
+                there = has_derivative(x)
+                # For the error alone: `paths` makes the places of all leaves.
+                !there && (strict || is_complex(x)) && check_derivative(x, name, n, paths(structure)[k])
+                push!(places, there ? length(variables) + 1 : 0)
+                there || continue
                 x isa AbstractArray && push!(theirs, x)
                 leaves[k] = own_variable(x, level)
                 push!(variables, leaves[k])
@@ -132,7 +134,7 @@ only_one(x::AbstractArray) = x[1]
 """Results as the caller wants them: tensors, or arrays that share memory with no other result and nobody's array."""
 function shown(found::Vector{Tensor}, plain::Bool, theirs::Vector{Any})
     plain || return collect(Any, found)
-    roots = copy(theirs)
+    roots = IdDict{Any,Nothing}(x => nothing for x in theirs)
     arrays = Any[]
     mixed = state().mixed
     for x in found
@@ -142,8 +144,8 @@ function shown(found::Vector{Tensor}, plain::Bool, theirs::Vector{Any})
         end
         a = value(x)
         root = (x.data::Memory).root
-        any(other -> other === root || other === a, roots) && (a = copy(a))
-        push!(roots, root)
+        (haskey(roots, root) || haskey(roots, a)) && (a = copy(a))
+        roots[root] = nothing
         push!(arrays, unwrapped(a))
     end
     return arrays

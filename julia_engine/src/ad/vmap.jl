@@ -42,12 +42,13 @@ function on_all_samples(@nospecialize(f), @nospecialize(in_axes), @nospecialize(
     for n in eachindex(given)
         leaves, structure = flatten(args[n])
         along = sample_axes("in_axes", in_axes isa Tuple ? in_axes[n] : in_axes, structure, "argument $n")
+        places = paths(structure)
         for (k, axis) in enumerate(along)
             if axis === nothing
                 leaves[k] isa AbstractArray{<:Union{Float32,Float64}} && (leaves[k] = Constant(leaves[k]))
                 continue
             end
-            place = "argument $n$(paths(structure)[k])"
+            place = "argument $n$(places[k])"
             x = sampled_operand(leaves[k], place)
             push!(all_samples, moveaxis(x, checked_axis(axis, ndims(x), size(x), place), ndims(x)))
             count, expected = all_samples[end].dims[end], all_samples[1].dims[end]

@@ -25,6 +25,7 @@ mutable struct Compiled
     replays::Dict{Any,Any}
     last::Any  # the Replay of the last call
     code::Union{Nothing,Straight}  # its straight-line code, where it has one and returns one number
+    making::ReentrantLock  # held while tapes and replays are looked up, and made where there are none
 end
 
 """
@@ -37,7 +38,7 @@ Where all values of a tape are single numbers it is compiled further, into strai
 written in place, not copied into the tape's memory.
 """
 compile(@nospecialize(f); techniques::Techniques=Techniques()) =
-    Compiled(f, techniques, Dict{Any,Tuple{Tape,Structure}}(), Dict{Any,Any}(), nothing, nothing)
+    Compiled(f, techniques, Dict{Any,Tuple{Tape,Structure}}(), Dict{Any,Any}(), nothing, nothing, ReentrantLock())
 
 function (compiled::Compiled)(x::T, rest::Vararg{T,N}) where {T<:Union{Float32,Float64},N}
     code = compiled.code
@@ -61,13 +62,22 @@ function anew(compiled::Compiled, @nospecialize(args::Tuple))
     leaves = as_arguments(leaves, structure)
     compiled.techniques.replay || return unreplayed(compiled, leaves, structure)
     arrays = Any[value(x) for x in leaves]
-    made = tape_for!(compiled, arrays, structure)
+    made = lock(() -> replay_for!(compiled, arrays, structure), compiled.making)
     made === nothing && return unreplayed(compiled, leaves, structure)
-    key, tape, results = made
+    tape, results = made
     keeps_graph(tape) && return compiled.f(args...)
+    return together(results, run_on!(outputs -> Any[unwrapped(copy(out)) for out in outputs], tape, arrays))
+end
+
+"""The tape of such arguments, which calls like this one replay from now on, and the form of its results."""
+function replay_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)
+    made = tape_for!(compiled, arrays, structure)
+    made === nothing && return nothing
+    key, tape, results = made
+    keeps_graph(tape) && return tape, results
     last = compiled.last = get!(() -> Replay(tape, structure, results), compiled.replays, key)::Replay
     compiled.code = last.results == LEAF && isempty(tape.watched) && isempty(tape.variables) ? last.code : nothing
-    return together(results, run_on!(outputs -> Any[unwrapped(copy(out)) for out in outputs], tape, arrays))
+    return tape, results
 end
 
 # Calls with arrays and numbers, as a tape wants them -------------------------------------------------------------------
@@ -193,7 +203,7 @@ argument, or with an array that the function captures.
 function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     last = compiled.last
     last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) &&
-        !keeps_graph(last.tape) || return give!(results, compiled(args...))
+        !keeps_graph(last.tape) || return give!(results, compiled, args)
     given = as_tuple(results)
     all_fit(given, last.tape.outputs) && all_apart(given, args) || refuse(given, last.tape.outputs)
     outputs = copy(last.tape.outputs)
@@ -218,7 +228,8 @@ as_tuple(results) = (results,)
 
 @inline name_memory!(outputs::Vector{Any}, given::Tuple{}, replay::Replay, i::Int) = nothing
 @inline function name_memory!(outputs::Vector{Any}, given::Tuple, replay::Replay, i::Int)
-    isempty(replay.outputs[i]) || (outputs[i] = check_apart(given[1], replay.captured))
+    mine = check_apart(given[1], replay.captured)
+    isempty(replay.outputs[i]) || (outputs[i] = mine)
     name_memory!(outputs, Base.tail(given), replay, i + 1)
 end
 
@@ -249,13 +260,16 @@ end
 end
 
 """The results of a call that could not compute in their memory, such as the first one, copied there."""
-function give!(results, @nospecialize(found))
+function give!(results, compiled::Compiled, @nospecialize(args::Tuple))
     given = as_tuple(results)
-    leaves = flatten(found)[1]
+    leaves = flatten(compiled(args...))[1]
     any(x -> x isa Tensor, leaves) && throw(TraceError("run!: here the results are tensors, which can be differentiated, " *
         "and memory of arrays cannot hold them; call the compiled function itself"))
     outputs = Any[x isa AbstractArray ? x : fill(x) for x in leaves]
-    all_fit(given, outputs) && all_apart(given, ()) || refuse(given, outputs)
+    # What later calls refuse, the first one does as well.
+    all_fit(given, outputs) && all_apart(given, args) || refuse(given, outputs)
+    last = compiled.last
+    last isa Replay && foreach(mine -> check_apart(mine, last.captured), given)
     foreach(copyto!, given, outputs)
     return results
 end
@@ -282,7 +296,7 @@ end
 
 # Tracing --------------------------------------------------------------------------------------------------------------
 
-"""The leaves of the arguments as tensors; integers in an array are indices or labels."""
+"""The leaves of the arguments as tensors; integers in an array are indices or labels, truth values are numbers."""
 function as_arguments(leaves::Vector{Any}, structure::Structure)
     for (x, place) in zip(leaves, paths(structure))
         x isa Union{Tensor,Real,AbstractArray{<:Real}} || throw(DTypeError(
@@ -291,8 +305,10 @@ function as_arguments(leaves::Vector{Any}, structure::Structure)
     # Numbers alone are as uncompiled: not Float64 where they are Float32.
     singles = any(x -> x isa Float32, leaves) && all(x -> x isa Float32 || eltype(x) <: Integer, leaves)
     tensors = singles ? Tensor[as_tensor(x, Float32) for x in leaves] : as_tensors(leaves)
-    return Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) : t for (x, t) in zip(leaves, tensors)]
+    return Tensor[is_index(x) ? index_tensor(x) : t for (x, t) in zip(leaves, tensors)]
 end
+
+is_index(@nospecialize(x)) = x isa AbstractArray{<:Integer} && eltype(x) !== Bool
 
 """The results of the function itself, as arrays."""
 function unreplayed(compiled::Compiled, leaves::Vector{Tensor}, structure::Structure)

@@ -31,7 +31,8 @@ function pooled_convolution(pool::Equation, uses::Uses, readers::Dict{Tensor,Vec
         is_channel_bias(bias, added, uses) || return nothing
     end
     conv = by(uses, convolved, CONV)
-    conv === nothing && return nothing
+    # A bias of more elements than there are filters makes the sum larger than what is convolved.
+    conv !== nothing && convolved.dims == added.dims || return nothing
     # Nobody else may need what is no longer computed.
     derived(e) = e === pool || (e.op === STEP && rectified !== nothing) ||
         (e.op === MAX_POOL_GRADIENT && e.inputs[2] === before)
@@ -358,11 +359,13 @@ function fused_gradient!(r::PoolRewrite, e::Equation, it::PooledConvolution, g::
     both, source = r.fused[it.before]
     input, w = in_rewrite(r, it).inputs
     y = e.outputs[1]
-    if e.op === CONV_WEIGHT_GRADIENT && e.inputs[2] === input
+    # The same gradient may also be that of another convolution, whose result has this size.
+    same(x) = subset(e.attrs, CONV_ATTRS) == it.conv.attrs && y.dims == x.dims
+    if e.op === CONV_WEIGHT_GRADIENT && e.inputs[2] === input && same(w)
         op, attrs = it.sequence ? (SEQUENCE_POOL_WEIGHT_GRADIENT, sequence_attrs(it, y.dims)) :
             (CONV_POOL_WEIGHT_GRADIENT, plane_attrs(it, y.dims))
         return put!(r, e.scope, op, Tensor[g, both, source], attrs)
-    elseif e.op === CONV_INPUT_GRADIENT && e.inputs[2] === w && it.sequence
+    elseif e.op === CONV_INPUT_GRADIENT && e.inputs[2] === w && it.sequence && same(input)
         turned = put!(r, e.scope, SEQUENCE_POOL_INPUT_GRADIENT, Tensor[g, both, w], sequence_attrs(it, source.dims))
         return put!(r, e.scope, TRANSPOSE, Tensor[turned], attributes(:axes => Int[2, 1, 3]))
     elseif e.op === SUM && length(y) == output(it.conv).dims[end-1] && !(ndims(input) - 1 in e.attrs.axes)

@@ -23,7 +23,7 @@ function custom_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor
         as_list(rule.vjp(g, as_recorded(node, y), inputs...), length(inputs))
     length(found) == length(inputs) || throw(ShapeError("custom rule \"$(rule.name)\": its vjp must return one gradient " *
         "(or nothing) for each of $(length(inputs)) inputs, got $(length(found))"))
-    return Any[nothing; Any[checked_part(rule, "gradient of input $i", part, x) for (i, (part, x)) in
+    return Any[nothing; Any[own_part(rule, "gradient of input $i", part, x) for (i, (part, x)) in
         enumerate(zip(found, inputs))]]
 end
 
@@ -46,6 +46,15 @@ function checked_part(rule::CustomRule, what::String, @nospecialize(part), x::Te
     return found
 end
 
+"""
+The part, in memory that no array of the user's shares: the rule may return one that it captures, and whoever asks for the
+gradient may write to it. What opaque rules return is a copy.
+"""
+function own_part(rule::CustomRule, what::String, @nospecialize(part), x::Tensor)
+    found = checked_part(rule, what, part, x)
+    return found === nothing || rule.opaque || !is_given(found) ? found : COPY(found)
+end
+
 function custom_jvp(t, y, inputs, attrs)
     rule, given = attrs.rule::CustomRule, inputs[2:end]
     rule.jvp === nothing && throw(NotDifferentiableError("custom rule \"$(rule.name)\": forward mode was asked for, and it " *
@@ -54,10 +63,12 @@ function custom_jvp(t, y, inputs, attrs)
     found = rule.opaque ? opaque(rule, "jvp",
         listed((values...) -> rule.jvp(values[1:length(given)], values[length(given)+1:end]...)),
         Tensor[tangents..., inputs[1], given...], Kind[(inputs[1].dims, y.eltype)])[1] : rule.jvp(tangents, y, given...)
-    return checked_part(rule, "tangent", found, y)
+    return own_part(rule, "tangent", found, y)
 end
 
+# Of its derivatives only the rules know which there are: they may be of elements that the values do not depend on.
 const CUSTOM = Op("custom", infer_same; view=itself, backward=Joint(custom_pullback), jvp=custom_jvp,
+    sparsity=(inputs, attrs) -> nothing,
     simplify=(e, made) -> its_input(e, made), attrs=[:rule], doc="a result with custom derivatives")
 
 """

@@ -151,6 +151,7 @@ end
 
 const BLOCK = 2048  # elements added in the elements' own precision; the sums of blocks are added in Float64
 
+"""The sum of a row, in Float64."""
 @inline function row_sum(a::Ptr{T}, n, sa) where {T}
     total = 0.0
     start = 0
@@ -169,24 +170,38 @@ const BLOCK = 2048  # elements added in the elements' own precision; the sums of
         total += Float64(s)
         start = stop
     end
-    return T(total)
+    return total
 end
 
 @inline function sum!(x::Instruction{T}) where {T}
     n, so, sa = x.n[1], x.so[1], x.sa[1]
-    if so == 1 && sa == 1 && x.so[2] == 0 && x.n[2] >= 4
+    if so == 0
+        sum_rows!(x)
+    elseif so == 1 && sa == 1 && x.so[2] == 0 && x.n[2] >= 4
         sum_columns!(x)
-        return nothing
-    end
-    @rows x begin
-        if so == 0
-            unsafe_store!(o, unsafe_load(o) + row_sum(a, n, sa))
-        else
+    else
+        @rows x begin
             @fast for i in 1:n
                 put!(o, at(o, i, so) + at(a, i, sa), i, so)
             end
         end
     end
+    return nothing
+end
+
+"""Add each row to an element of the result; rows that follow each other and belong to one element are added in Float64."""
+@inline function sum_rows!(x::Instruction{T}) where {T}
+    o, total = x.out, 0.0
+    for l in 0:x.n[4]-1, k in 0:x.n[3]-1, j in 0:x.n[2]-1
+        here = moved(x.out, x.so, j, k, l)
+        if here != o
+            unsafe_store!(o, T(Float64(unsafe_load(o)) + total))
+            o, total = here, 0.0
+        end
+        total += row_sum(moved(x.a, x.sa, j, k, l), x.n[1], x.sa[1])
+    end
+    unsafe_store!(o, T(Float64(unsafe_load(o)) + total))
+    return nothing
 end
 
 """Add columns to the result eight at a time, so that it is read and written less often."""
@@ -284,11 +299,11 @@ isgreater_(a, b) = isless(b, a)
 # Exponential kin. Loops 1 and 2 run over the reduced axes, 3 and 4 over the others.
 
 @inline function column_sum(x::Instruction{T}, p::Ptr{T}, s) where {T}
-    total = zero(T)
+    total = 0.0
     for j in 0:x.n[2]-1
         total += row_sum(p + sizeof(T) * j * s[2], x.n[1], s[1])
     end
-    return total
+    return T(total)
 end
 
 @inline function column_extremum(f::F, x::Instruction{T}, first::T, p::Ptr{T}, s) where {F,T}

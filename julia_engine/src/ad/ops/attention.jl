@@ -23,6 +23,7 @@ function scaled_dot_product_attention(@nospecialize(query), @nospecialize(key), 
         seen = seen === nothing ? given : LOGICAL_AND(seen, given)
     end
     seen === nothing || (scores = choose(seen, scores, -Inf))
+    k.dims[2] == 0 && return matmul(v, scores)  # sums over no keys
     bias === nothing && mask === nothing && return matmul(v, softmax(scores))  # each query sees a key
     # The softmax of minus infinities is NaN.
     sees_any = NOT_EQUAL(maximum(scores; dims=1), -Inf)  # NaN is seen, and gives NaN

@@ -226,16 +226,19 @@ const CONV_WEIGHT_GRADIENT = register!(Op("conv_weight_gradient", infer_conv_wei
 
 """One number for all axes, or one for each."""
 function each_axis(what::String, @nospecialize(value), n::Int, least::Int)
-    numbers = value isa Integer ? fill(Int(value), n) : collect(Any, value)
+    numbers = value isa Integer ? fill(Int(value), n) : items_of(value)
     length(numbers) == n && all(v -> v isa Integer && !(v isa Bool) && v >= least, numbers) || throw(ShapeError(
         "$what must be an integer >= $least, or one for each of $n axes, got $(repr(value))"))
     return Int[v for v in numbers]
 end
 
+"""The items of a setting; none of what is no collection, which has too few for any axes."""
+items_of(@nospecialize(value)) = applicable(iterate, value) ? collect(Any, value) : Any[]
+
 """Padding as one list, before and after for each axis, from a number, a number for each axis, or a pair for each."""
 function each_side(what::String, @nospecialize(value), n::Int)
     value isa Integer && return fill(each_axis(what, value, 1, 0)[1], 2n)
-    parts = collect(Any, value)
+    parts = items_of(value)
     n == 1 && length(parts) == 2 && all(v -> v isa Integer, parts) && (parts = Any[Tuple(parts)])
     length(parts) == n || throw(ShapeError("$what must be an integer >= 0, or an integer or a pair for each of $n axes, " *
         "got $(repr(value))"))

@@ -173,6 +173,9 @@ function indexed(x::Tensor, indices::Vector{Any})
             return indexed(vec(x), Any[converted(Int[places[i] for i in only_one], only_one)])
         end
         isempty(x.dims) && only_one == 1 && return x
+        # A slice of x itself: the gradients of all are assembled once, where each reshape to a vector would have its own.
+        only_one isa Integer && !(only_one isa Bool) && 1 <= only_one <= length(x) &&
+            return indexed(x, collect(Any, Tuple(CartesianIndices(size(x))[Int(only_one)])))
         return indexed(vec(x), indices)
     end
     while length(indices) > ndims(x) && indices[end] == 1

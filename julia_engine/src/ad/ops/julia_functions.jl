@@ -44,8 +44,8 @@ DOTTED[flipsign] = (a, b) -> ((a, b) = as_tensors((a, b)); MUL(a, COPYSIGN(1, b)
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
-Base.rotl90(x::Tensor) = reverse(transpose(x); dims=1)
-Base.rotr90(x::Tensor) = reverse(transpose(x); dims=2)
+Base.rotl90(x::Tensor) = reverse(permutedims(x); dims=1)
+Base.rotr90(x::Tensor) = reverse(permutedims(x); dims=2)
 Base.rot180(x::Tensor) = reverse(x; dims=(1, 2))
 Base.rotl90(x::Tensor, k::Integer) = (turns = mod(k, 4); turns == 0 ? COPY(x) : turns == 1 ? rotl90(x) : turns == 2 ? rot180(x) : rotr90(x))
 Base.rotr90(x::Tensor, k::Integer) = rotl90(x, -k)
@@ -78,8 +78,8 @@ Base.:+(x::Tensor, s::UniformScaling) = ADD(x, scaled_identity(x, s))
 Base.:+(s::UniformScaling, x::Tensor) = ADD(x, scaled_identity(x, s))
 Base.:-(x::Tensor, s::UniformScaling) = SUB(x, scaled_identity(x, s))
 Base.:-(s::UniformScaling, x::Tensor) = SUB(scaled_identity(x, s), x)
-Base.:*(x::Tensor, s::UniformScaling) = MUL(x, s.λ)
-Base.:*(s::UniformScaling, x::Tensor) = MUL(x, s.λ)
+Base.:*(x::Tensor, s::UniformScaling) = product(x, s.λ)
+Base.:*(s::UniformScaling, x::Tensor) = product(x, s.λ)
 
 # Norms and determinants -------------------------------------------------------------------------------------------------
 
@@ -216,8 +216,12 @@ left_product(a::StructuredTensor, b) = as_tensor(a) * b
 right_product(a, b::StructuredTensor) = a * as_tensor(b)
 solution(a::StructuredTensor, b) = as_tensor(a) \ b
 left_product(a::DiagonalTensor, b) = ndims(b) == 0 ? DiagonalTensor(a.diagonal * b) : MUL(facing(a, b), b)
-right_product(a, b::DiagonalTensor) = ndims(a) == 0 ? DiagonalTensor(a * b.diagonal) :
-    (check_matrix(as_tensor(a)); transpose(left_product(b, transpose(as_tensor(a)))))
+function right_product(a, b::DiagonalTensor)
+    ndims(a) == 0 && return DiagonalTensor(a * b.diagonal)
+    x = as_tensors((a, b.diagonal))[1]
+    check_matrix(x)
+    return transpose(left_product(b, transpose(as_row(x, is_row(a)))))
+end
 function solution(a::DiagonalTensor, b)
     d = facing(a, b)  # which checks the sizes
     return DIV(b, length(b) == 0 ? d : facing(DiagonalTensor(inverted_diagonal(a, "solve")), b))
@@ -260,7 +264,7 @@ function observations(name::String, x::Tensor, dims)
     ndims(x) in (1, 2) || throw(ShapeError("$name: expected a vector or a matrix, got size $(size(x))"))
     ndims(x) == 1 && return centred(reshape_to(x, Int[length(x), 1]), Int[1])
     dims in (1, 2) || throw(ShapeError("$name: dims must be 1 or 2, got $(repr(dims))"))
-    return centred(dims == 1 ? x : transpose(x), Int[1])
+    return centred(dims == 1 ? x : turned_over(x), Int[1])
 end
 
 function covariance(name::String, x::Tensor, y::Tensor, dims, corrected::Bool)

@@ -162,20 +162,21 @@ Matrix product, as `a * b`; stacks of matrices in further axes are multiplied on
 an array of columns in more than one axis, (k, ...), is one large product.
 """
 function matmul(@nospecialize(x), @nospecialize(y))
+    row = is_row(x)
     a, b = as_tensors((x, y))
     ndims(a) > 0 && ndims(b) > 0 ||
         throw(ShapeError("matmul: at least one axis is needed, got sizes $(size(a)) and $(size(b))"))
     ndims(a) == 1 && return matmul(reshape_to(a, Int[length(a), 1]), ndims(b) == 1 ? reshape_to(b, Int[length(b), 1]) : b)
     if ndims(b) == 1
         product = matmul(a, reshape_to(b, Int[length(b), 1]))
-        return reshape_to(product, Int[product.dims[1]; product.dims[3:end]])
+        return reshape_to(product, row ? Int[] : Int[product.dims[1]; product.dims[3:end]])
     end
     if ndims(a) == 2 && ndims(b) > 2 && a.dims[2] == b.dims[1]
         # One large product in place of a stack of small ones; the gradient of a becomes one as well.
         columns = apply(MATMUL, Tensor[a, reshape_to(b, Int[b.dims[1], prod(b.dims[2:end])])])
         return reshape_to(columns, Int[a.dims[1]; b.dims[2:end]])
     end
-    return apply(MATMUL, Tensor[a, b])
+    return as_row(apply(MATMUL, Tensor[a, b]), row && ndims(b) == 2)
 end
 
 """Sum of the products of equal places."""

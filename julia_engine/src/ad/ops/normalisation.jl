@@ -103,9 +103,13 @@ function batch_norm(@nospecialize(x), weight=nothing, bias=nothing, mean=nothing
     if mean === nothing
         y = standardize(t; dims=Int[1:n-2; n], eps=eps)
     else
-        spread_ = as_tensor(variance, t.eltype)
+        centre, spread_ = as_tensor(mean, t.eltype), as_tensor(variance, t.eltype)
+        for (what, given) in (("mean", centre), ("variance", spread_))
+            given.dims == lengths ||
+                throw(ShapeError("batch_norm: expected a $what of size $(Tuple(lengths)), got $(size(given))"))
+        end
         factor = scaled_and_shifted(DIV(1, SQRT(ADD(spread_, eps))), weight, nothing, lengths, lengths, "batch_norm")
-        y = (t .- reshape_to(as_tensor(mean, t.eltype), place)) .* reshape_to(factor, place)
+        y = (t .- reshape_to(centre, place)) .* reshape_to(factor, place)
         weight = nothing
     end
     return scaled_and_shifted(y, weight, bias, lengths, place, "batch_norm")

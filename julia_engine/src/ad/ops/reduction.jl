@@ -42,8 +42,17 @@ end
 function emit_reduction!(p::Instructions, name::Symbol, neutral::Real, out::Memory, x::Memory, axes::Vector{Int})
     whole = kept_view(out, kept_dims(x.dims, axes))
     emit_fill!(p, out, neutral)
-    return emit_loops!(p, x.eltype, name, x.dims, Memory[out, x], Vector{Int}[spread_strides(whole, x.dims), x.strides])
+    dims, strides = x.dims, Vector{Int}[spread_strides(whole, x.dims), x.strides]
+    if !is_dense(x) && length(x) > 0
+        # In the order of memory, if its rows are for one element of the result, and long unless the whole result is that one.
+        order = sortperm(Int[n == 1 || s == 0 ? typemax(Int) : abs(s) for (n, s) in zip(dims, x.strides)])
+        sorted = dims[order], Vector{Int}[s[order] for s in strides]
+        n, s = coalesced(sorted...)
+        s[1][1] == 0 && (length(out) == 1 || n[1] >= LONG_ROW) && ((dims, strides) = sorted)
+    end
+    return emit_loops!(p, x.eltype, name, dims, Memory[out, x], strides)
 end
+const LONG_ROW = 32  # elements; shorter rows are added to the result faster element by element
 
 # Sums -----------------------------------------------------------------------------------------------------------------
 
@@ -220,8 +229,8 @@ const ARGMIN = position_of("argmin", "position, from 1, of the smallest element 
     argmax_along(x, dims)
 
 The position, from 1, of the largest element along an axis, or in the order of memory along several (`:`, all), as integers;
-the first of equal ones. The reduced axes stay, with length one, but with `:`. `argmax` itself gives a `CartesianIndex` for
-arrays other than vectors, which no tensor holds.
+the first of equal ones. As in Base, -0.0 is less than 0.0, and NaN the largest and the smallest. The reduced axes stay,
+with length one, but with `:`. `argmax` itself gives a `CartesianIndex` for arrays other than vectors, which no tensor holds.
 """
 argmax_along(x::Tensor, dims) = reduced(ARGMAX, x, dims)
 

@@ -73,7 +73,7 @@ function reshape_to(x::Tensor, dims::Vector{Int})
     catch error
         error isa ShapeError ? throw(ShapeError("reshape: $(error.message)")) : rethrow()
     end
-    return dims == x.dims ? x : apply(RESHAPE, Tensor[x], attributes(:dims => dims))
+    return dims == x.dims && !x.row ? x : apply(RESHAPE, Tensor[x], attributes(:dims => dims))
 end
 
 to_length(n::Integer) = n >= 0 ? Int(n) : throw(ShapeError("reshape: lengths are not negative, got $n; write : for what is left over"))
@@ -129,14 +129,16 @@ function permuted(x::Tensor, axes::Vector{Int})
 end
 
 Base.permutedims(x::Tensor, axes) = permuted(x, axis_list(axes))
-Base.permutedims(x::Tensor) = transpose(x)
+Base.permutedims(x::Tensor) = ndims(x) == 1 ? reshape_to(x, Int[1, length(x)]) : permuted(x, Int[2, 1])
 """The papers' name for `permutedims`."""
 const permuteDims = permutedims
 
+"""As Julia's: that of a vector remembers what it is of, which is its transpose again; a number is its own."""
 function Base.transpose(x::Tensor)
-    ndims(x) == 1 && return reshape_to(x, Int[1, length(x)])
+    ndims(x) == 0 && return x
+    ndims(x) == 1 && return as_row(reshape_to(x, Int[1, length(x)]), true)
     ndims(x) == 2 || throw(ShapeError("transpose: expected a vector or a matrix, got size $(size(x)); use permutedims"))
-    return permuted(x, Int[2, 1])
+    return x.row ? reshape_to(x, Int[length(x)]) : permuted(x, Int[2, 1])
 end
 Base.adjoint(x::Tensor) = transpose(x)
 Base.adjoint(x::Elements) = x
@@ -376,11 +378,13 @@ Base.hcat(a::Union{AbstractArray,Real}, x::AnyTensor, rest::Joined...) = concate
 Base.hvcat(rows::Tuple{Vararg{Int}}, x::AnyTensor, rest::Joined...) = joined_rows(rows, (x, rest...))
 Base.reduce(::typeof(vcat), xs::AbstractVector{Tensor}) = concatenate(xs, 1)
 Base.reduce(::typeof(hcat), xs::AbstractVector{Tensor}) = concatenate(xs, 2)
-# Behind several arrays or numbers, up to `PLAIN_FIRST` of them: with any number of them the methods would be Base's own.
-const PLAIN_FIRST = 4
-for n in 1:PLAIN_FIRST
+# Behind several arrays or numbers: with any number of them the methods would be Base's own. Of numbers alone there may be as many as
+# a matrix of four rows has; of either kind fewer, since Julia compares each combination of kinds, for minutes where there are many.
+# What Base makes of more is an array of elements of any type; see the `as_tensor` below.
+const PLAIN_FIRST, NUMBERS_FIRST = 4, 16
+for n in 1:NUMBERS_FIRST
     names = Symbol[Symbol(:a, k) for k in 1:n]
-    before = [:($a::Union{AbstractArray,Real}) for a in names]
+    before = [n > PLAIN_FIRST ? :($a::Real) : :($a::Union{AbstractArray,Real}) for a in names]
     if n > 1  # for one there are methods above
         @eval Base.cat($(before...), x::AnyTensor, rest::Joined...; dims) = concatenate(($(names...), x, rest...), dims)
         @eval Base.vcat($(before...), x::AnyTensor, rest::Joined...) = concatenate(($(names...), x, rest...), 1)
@@ -456,6 +460,13 @@ function two_widths(@nospecialize(pair))
     widths = axis_list(pair)
     length(widths) == 2 || throw(ShapeError("pad: expected (before, after) for each axis, got $(repr(pair))"))
     return (widths[1], widths[2])
+end
+
+"""An array of numbers and single tensors, such as Base makes of a matrix whose first tensor stands behind many numbers."""
+function as_tensor(x::AbstractArray{>:Tensor}, @nospecialize(T)=Float64)
+    all(is_scalar, x) && any(v -> v isa Tensor, x) || throw(DTypeError("expected an array of numbers, or of numbers and single " *
+        "tensors, got a $(typeof(x)); convert what holds numbers alone, and join arrays and tensors with concatenate((a, b, ...), dims)"))
+    return reshape_to(stacked(vec(x), :), collect(Int, size(x)))
 end
 
 # Arrays and tensors like another ----------------------------------------------------------------------------------------
@@ -575,4 +586,4 @@ Base.:\(a::Union{Real,AbstractArray}, b::Tensor) = left_quotient(a, b)
 
 const COPY = register!(Op("copy", infer_same; batch=trailing, sparsity=one_to_one, forward=(p, out, inputs, attrs) -> emit_copy!(p, out, inputs[1]),
     backward=Any[(g, y, inputs, attrs) -> g], jvp=linear_jvp("copy"), scalar=:identity, doc="the same values in new memory"))
-Base.copy(x::Tensor) = COPY(x)
+Base.copy(x::Tensor) = as_row(COPY(x), x.row)
