@@ -30,6 +30,8 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 """Where they and other launchers, such as Slurm's, say which of them this is."""
 PATIENCE = 1.0
 """Seconds that other processes leave process 0 to say of an error that all of them have."""
+PASSING = 0.2
+"""Seconds for a launcher to pass on what was said, which `Abort` may end before it does."""
 FAILED = 1
 ELSEWHERE = "another process's part"
 """What a process says of an error that it does not see the cause of."""
@@ -93,6 +95,7 @@ def together(output: Output) -> Iterator[Any]:
         else:
             said = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
         print(f"error: process {rank} of {communicator.Get_size()}: {printable(said)}", file=sys.stderr, flush=True)
+        time.sleep(PASSING)
         communicator.Abort(FAILED)
         os._exit(FAILED)  # it may return, and all is said
 
