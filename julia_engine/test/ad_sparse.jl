@@ -101,7 +101,7 @@ end
     @test all(Matrix(sparsity(x -> reshape(x[1:9], 3, 3) \ ones(3), x))[:, 1:9])
 end
 
-@testset "of functions with derivatives of their own each element may depend on all" begin
+@testset "each element of a function with custom derivatives may depend on all" begin
     rounded = custom_rule(x -> round.(x); vjp=(g, y, x) -> g, jvp=(t, y, x) -> t[1])
     x = randn(MersenneTwister(seeded(86)), 4)
     @test all(Matrix(sparsity(rounded, x))) && Matrix(sparse_jacobian(rounded, x)) == Matrix(I, 4, 4)
