@@ -184,6 +184,7 @@ class Replay:
         shards: the parts of the batch.
         meeting: the sums over the whole batch, if there are any.
         threads: the ways to use threads, those that use more first.
+        fixed: the one among them that is kept where they round differently; by default the first.
         lazy: a parameter whose rows may be updated lazily, or None.
 
     Attributes:
@@ -196,12 +197,13 @@ class Replay:
         shards: list[Shard],
         meeting: Meeting | None = None,
         threads: Sequence[ThreadUse] = (ThreadUse(blas=1),),
+        fixed: ThreadUse | None = None,
         lazy: str | None = None,
     ) -> None:
         self.shards = shards
         self.updates = shards[0].updates  # from sums over the whole batch, the same in all shards
         self.uses_team = len(shards) > 1 or any(use.share_products for use in threads)
-        self.threads = Trials(threads, [use.blas for use in threads])
+        self.threads = Trials(threads, [use.blas for use in threads], fixed)
         self._alone, self._sharing = shards[0], shards[0]
         self._meeting = meeting
         self._team: Team | None = None
@@ -466,10 +468,12 @@ def make_step(
         with entering(one_blas_thread=True):
             shard = shard.beside(everything, gradient) or shard  # without tiles where it can be bound only once
     one_thread = ThreadUse(blas=1)
-    ways = [all_threads]
+    ways, fixed = [all_threads], all_threads
     if techniques.split_batch == "auto" and all_threads != one_thread:
-        ways = [all_threads, one_thread] if shares or _largest_product(shard.tape) > SMALL_PRODUCT else [one_thread]
-    return Replay([shard], threads=ways, lazy=lazy)
+        largest = math.inf if shares else _largest_product(shard.tape)
+        ways = [all_threads, one_thread] if largest > SMALL_PRODUCT else [one_thread]
+        fixed = all_threads if largest > LARGE_PRODUCT else one_thread
+    return Replay([shard], threads=ways, fixed=fixed, lazy=lazy)
 
 
 def _largest_product(tape: Tape) -> float:
@@ -558,6 +562,11 @@ units and LSTMs of 384 to 1,024."""
 SMALL_PRODUCT = 3_000_000
 """Operations of the largest product up to which a batch that stays whole has one thread: a second one in BLAS takes as
 long to wake as it saves. Measured with one sample: up to here two threads take 0.94 to 1.34 times the time of one."""
+
+LARGE_PRODUCT = 20_000_000
+"""Operations of the largest product up to which a whole batch has one thread where several round in another way, so
+that no measurement may decide. Measured on two processors that are near each other at times and far at others: with 8
+million operations two threads take 0.96 to 2.4 times the time of one, with 25 to 100 million 0.7 to 1.1 times."""
 
 OPERATIONS_PER_BYTE = 20
 """Of a product in parts: how many operations cost as much as moving a byte. With kernels for AVX-512, LSTMs of 256

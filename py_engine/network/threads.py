@@ -47,10 +47,13 @@ class Trials(Generic[Way]):
         ways: what `run` calls its argument with.
         blas: how many threads of BLAS each uses; by default all the same. If these differ, a turn of a way takes
             `TURN_SECONDS`, the first `BUSY_SECONDS` of which do not count; else it is one run.
+        fixed: the way that is used before one is chosen, and left where the others do not compute the same numbers; by
+            default the first.
     """
 
-    def __init__(self, ways: Sequence[Way], blas: Sequence[int] = ()) -> None:
+    def __init__(self, ways: Sequence[Way], blas: Sequence[int] = (), fixed: Way | None = None) -> None:
         self.ways = list(ways)
+        self._fixed = fixed
         self._gains = [GAIN_IN_BLAS if count > min(blas) else GAIN for count in blas] or [GAIN] * len(self.ways)
         self._busy, self._turn = (BUSY_SECONDS, TURN_SECONDS) if len(set(blas)) > 1 else (0.0, 0.0)
         self.compared = len(self.ways) == 1
@@ -76,8 +79,13 @@ class Trials(Generic[Way]):
 
     @property
     def way(self) -> Way:
-        """The way that was chosen last; before that the first."""
-        return self.ways[self._chosen or 0]
+        """The way that was chosen last; before that the fixed one."""
+        return self.fixed if self._chosen is None else self.ways[self._chosen]
+
+    @property
+    def fixed(self) -> Way:
+        """The way that no measurement chooses."""
+        return self.ways[0] if self._fixed is None else self._fixed
 
     @property
     def comparing(self) -> bool:
@@ -129,22 +137,30 @@ class Trials(Generic[Way]):
         self._turns, self._spent = self._turns + 1, 0.0
         rounds, rest = divmod(self._turns, len(self.ways))
         if not rest and rounds >= TURNS and end - self._begun >= LEAST_SECONDS:
-            usual = [float(np.median(seconds)) for seconds in self._seconds]
-            self._chosen = max(k for k in range(len(usual)) if self._does_as_well(k, usual))
-            self._left = max(AGAIN_SECONDS, AGAIN_TIMES * self._took)
-            self._limit = GAIN * min(usual[self._chosen + 1 :], default=math.inf)
-            self._window = max(self._window, self._took, WATCHED_SECONDS)
-            self._watched, self._runs, self._slow = 0.0, 0, 0
+            self._choose([float(np.median(seconds)) for seconds in self._seconds])
             self._seconds, self._turns = [], 0
+
+    def _choose(self, usual: Sequence[float]) -> None:
+        """Choose by the seconds that a run in each way usually takes."""
+        self._chosen = max(k for k in range(len(usual)) if self._does_as_well(k, usual))
+        self._left = max(AGAIN_SECONDS, AGAIN_TIMES * self._took)
+        self._limit = GAIN * min(usual[self._chosen + 1 :], default=math.inf)
+        self._window = max(self._window, self._took, WATCHED_SECONDS)
+        self._watched, self._runs, self._slow = 0.0, 0, 0
 
     def _does_as_well(self, k: int, usual: Sequence[float]) -> bool:
         """Whether none of the ways before gains what it must to be chosen rather than this one."""
         return all(usual[k] <= gain * seconds for gain, seconds in zip(self._gains, usual[:k], strict=False))
 
-    def keep(self, way: Way) -> None:
-        """Leave this way only."""
-        self.ways = [way]
-        self.compared = True
+    def keep_first(self, seconds: Sequence[float]) -> None:
+        """Choose the first way, until the next comparison, if it gains by these seconds of one run in each way."""
+        self._took = sum(seconds)
+        if all(seconds[0] * gain < others for gain, others in zip(self._gains, seconds[1:], strict=False)):
+            self._choose(seconds)
+
+    def fix(self) -> None:
+        """Leave the fixed way only, since the others do not compute the same numbers."""
+        self.ways = [self.fixed]
         self._chosen = 0
 
 

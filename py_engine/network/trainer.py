@@ -65,7 +65,7 @@ UPDATE = "sums and update"
 """What `Trainer.costs` calls the update, with the sums of the threads' gradients before it."""
 
 LONG_STEP, LONG_STEPS = 0.05, 2
-"""Seconds of a step from which on no other way to use threads is tried beside the first, after so many such steps."""
+"""Seconds of a step that is made only once, at first, and how many such steps are."""
 
 
 @dataclass(frozen=True)
@@ -617,36 +617,35 @@ class Trainer:
         return self.parallel is None and self.accumulate == 1
 
     def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> float | None:
-        """Try no way to use threads in which a step is rounded in another way, nor any where a step is long.
+        """Leave those ways to use threads in which a step is rounded in the same way.
 
         What is trained does not depend on what a clock says, then. Products of some lengths are rounded in another way
-        when threads share them; in a long step they are so large that threads are worth it.
+        when threads share them.
 
-        A first step takes longer than later ones, so that it takes two long ones to leave only one way.
+        The first steps, which may take longer than later ones, are made once where they are long. If a later one is
+        long, too, the first way is chosen without further trials where this step shows that it is the fastest.
 
-        Returns the loss where the step was long: it has been made, but for the update. None where it is still to be
-        made.
+        Returns the loss where the step was made, but for the update. None where it is still to be made.
         """
         threads = step.threads
         made: list[tuple[float, int]] = []
-        for use in threads.ways:
+        seconds: dict[ThreadUse, float] = {}
+        for use in sorted(threads.ways, key=lambda use: use != threads.fixed):
             self._use(step, use)
             start = perf_counter()
             with self._streams.unchanged() as before:
                 loss = self._run(step, x, y, rows)
-                seconds = perf_counter() - start
-                if not made and seconds > LONG_STEP:
+                seconds[use] = perf_counter() - start
+                if threads.long_steps < LONG_STEPS and seconds[use] > LONG_STEP and not made:
                     before.clear()
                     threads.long_steps += 1
-                    if threads.long_steps == LONG_STEPS:
-                        threads.keep(use)
                     return loss
             made.append((loss, checksum(self._gradient.vector)))
-            if seconds > 2 * LONG_STEP:
-                break
         threads.compared = True
         if made != made[:1] * len(threads.ways):
-            threads.keep(threads.ways[0])
+            threads.fix()
+        elif max(seconds.values()) > LONG_STEP:
+            threads.keep_first([seconds[use] for use in threads.ways])
         return None
 
     @contextmanager

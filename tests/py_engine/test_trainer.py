@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import math
 import threading
 import tracemalloc
 import weakref
@@ -346,35 +347,56 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
 
 
 @pytest.mark.parametrize("all_threads", ["2 threads in BLAS", "products shared by 2 threads"])
-@pytest.mark.parametrize("why", ["another rounding", "a long step"])
-def test_one_thread_is_not_tried_where_it_would_round_in_another_way_or_a_step_is_long(
-    batch, monkeypatch, why, all_threads
-):
+def test_where_one_thread_rounds_in_another_way_the_size_of_the_products_decides(batch, monkeypatch, all_threads):
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
     if "shared" in all_threads:
         share_small_products(monkeypatch)
-    if why == "another rounding":
-        digests = itertools.count()
-        monkeypatch.setattr(trainer_module, "checksum", lambda array: next(digests))
-    else:
-        monkeypatch.setattr(trainer_module, "LONG_STEP", 0)
+    digests = itertools.count()
+    monkeypatch.setattr(trainer_module, "checksum", lambda array: next(digests))
     monkeypatch.setattr(threads_module, "perf_counter", lambda: pytest.fail("there is nothing to be timed"))
-    trainer = Trainer(recurrent_chain(), batch_size=20, threads=2, optimizer=SGD(0.1))
-    trainer.train_epoch(*batch)
-    trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
-    assert trainer.threads_in_step() == all_threads
+
+    def threads_in_step(long_step):
+        monkeypatch.setattr(trainer_module, "LONG_STEP", long_step)
+        trainer = Trainer(recurrent_chain(), batch_size=20, threads=2, optimizer=SGD(0.1))
+        used = []
+        monkeypatch.setattr(trainer, "_use", lambda step, use, do=trainer._use: used.append(use) or do(step, use))
+        for _ in range(4):
+            trainer.train_epoch(*batch)
+        trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
+        assert long_step or used[0] == used[1] == used[-1], "whatever a clock says"
+        return trainer.threads_in_step()
+
+    for long_step in (0, math.inf):
+        assert threads_in_step(long_step) == (all_threads if "shared" in all_threads else "one thread")
+        with monkeypatch.context() as patch:
+            patch.setattr(steps, "LARGE_PRODUCT", 0)
+            assert threads_in_step(long_step) == all_threads
 
 
-def test_a_long_step_in_which_threads_are_compared_is_made_once(batch, monkeypatch):
+@pytest.mark.parametrize(("seconds", "kept"), [((1.0, 1.2), True), ((1.0, 1.05), False), ((1.2, 1.0), False)])
+def test_of_long_steps_the_third_shows_whether_all_threads_are_faster(batch, monkeypatch, seconds, kept):
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
-    expected = train(*batch, chain=dropping_chain(), techniques=Techniques(split_batch=False))
-    monkeypatch.setattr(trainer_module, "LONG_STEP", 0)
+    x, y = (array[:60] for array in batch)
+    expected = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
+    clock = [0.0]
     chain = dropping_chain()
     trainer = Trainer(chain, batch_size=20, threads=2, optimizer=SGD(0.1))
     runs = []
-    monkeypatch.setattr(trainer, "_run", lambda *given, run=trainer._run: runs.append(1) or run(*given))
-    losses = np.concatenate([trainer.train_epoch(*batch) for _ in range(3)])
-    assert len(runs) == len(losses) and trainer.threads_decided()
+
+    def run(step, *given, run=trainer._run):
+        runs.append(trainer._blas_count)
+        clock[0] += seconds[2 - trainer._blas_count]
+        return run(step, *given)
+
+    monkeypatch.setattr(trainer, "_run", run)
+    for module in (trainer_module, threads_module):
+        monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+    losses = trainer.train_epoch(x, y)
+    (step,) = trainer._steps.values()
+    assert runs == [1, 1, 1, 2, 2] and step.threads.compared, "the third step is made in both ways"
+    assert step.threads.decided == kept and (not kept or step.threads.way.blas == 2)
+    losses = np.concatenate([losses, *(trainer.train_epoch(x, y) for _ in range(2))])
+    assert len(runs) == len(losses) + 2
     np.testing.assert_array_equal(losses, expected[0])
     for name, array in chain.parameters.as_dict().items():
         np.testing.assert_array_equal(array, expected[1][name])
@@ -386,6 +408,7 @@ def test_a_team_shares_products_where_the_update_takes_longer_than_waking_its_th
 ):
     share_small_products(monkeypatch)
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(steps, "LARGE_PRODUCT", 0)
     monkeypatch.setattr(steps, "SHARED_FROM", elements)
     trainer = Trainer(dropping_chain(), batch_size=20, threads=2)
     trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
@@ -414,7 +437,7 @@ def test_small_products_are_left_to_one_thread_whatever_a_clock_says(monkeypatch
     monkeypatch.setattr(threads_module, "perf_counter", lambda: pytest.fail("there is nothing to be timed"))
     x, y = rng.standard_normal((1, 40, 8)).astype(np.float32), np.zeros(1, np.int64)
     said = []
-    for units in (64, 1500):
+    for units in (64, 2000):
         trainer = Trainer(Chain(layer(8, units), Dense(units, 3)), batch_size=1, threads=2)
         trainer.loss_and_gradients(x[:, : 40 if units == 64 else 2], y)
         said.append(trainer.threads_in_step())
@@ -516,7 +539,7 @@ def test_ways_are_compared_again_after_some_seconds_of_runs(monkeypatch):
     assert trials.way == "last" and not trials.comparing and trials.run(do) == "last"
     trials.spend(1e6)
     assert trials.comparing
-    trials.keep("first")
+    trials.fix()
     trials.spend(1e6)
     assert not trials.comparing and trials.run(do) == "first"
 
