@@ -55,7 +55,7 @@ class Techniques:
         split_batch: split the batch over threads: "auto" where the ops are large enough to be worth it, else
             True or False. Where a batch stays whole, large products of matrices are split instead, but with False.
             BLAS has one thread inside the split; without it all threads, or with "auto" one where that is measured to
-            be faster.
+            be faster, or rounds in another way and the products are small.
     """
 
     replay: bool = True

@@ -58,8 +58,8 @@ class Trials(Generic[Way]):
         self._busy, self._turn = (BUSY_SECONDS, TURN_SECONDS) if len(set(blas)) > 1 else (0.0, 0.0)
         self.compared = len(self.ways) == 1
         """Whether only those ways are left that give the same numbers, where that matters."""
-        self.long_steps = 0
-        """That were made before that was known."""
+        self.steps = 0
+        """How many were made in the fixed way before that was known."""
         self._chosen = 0 if len(self.ways) == 1 else None
         self._left = 0.0  # seconds of runs until the ways are compared again
         self._limit = math.inf  # seconds of a run that fewer threads would take
@@ -84,7 +84,7 @@ class Trials(Generic[Way]):
 
     @property
     def fixed(self) -> Way:
-        """The way that no measurement chooses."""
+        """The way that is used where no measurement has chosen, or may."""
         return self.ways[0] if self._fixed is None else self._fixed
 
     @property
@@ -153,15 +153,15 @@ class Trials(Generic[Way]):
         return all(usual[k] <= gain * seconds for gain, seconds in zip(self._gains, usual[:k], strict=False))
 
     def keep_first(self, seconds: Sequence[float]) -> None:
-        """Choose the first way, until the next comparison, if it gains by these seconds of one run in each way."""
-        self._took = sum(seconds)
-        if all(seconds[0] * gain < others for gain, others in zip(self._gains, seconds[1:], strict=False)):
+        """Choose the first way, until the next comparison, where one run in each shows that it is the fastest."""
+        if all(seconds[0] * self._gains[0] < others - self._busy for others in seconds[1:]):
+            self._took = sum(seconds)
             self._choose(seconds)
+            self._limit = math.inf  # one run tells too little to be watched
 
     def fix(self) -> None:
         """Leave the fixed way only, since the others do not compute the same numbers."""
-        self.ways = [self.fixed]
-        self._chosen = 0
+        self.ways, self._chosen = [self.fixed], 0
 
 
 class Team:

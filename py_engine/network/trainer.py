@@ -10,6 +10,7 @@ gradient vector and BLAS at one thread, summed at the end. `splitting_pays` esti
 and BLAS's kernels and not by a measurement, since the sum is rounded in another way: so the same network gives the
 same numbers in every run. Whether all threads or one compute the products of a batch that stays whole is measured in
 the first steps, and now and then again: threads that wait for each other in short products may take longer than one.
+Where that is rounded in another way, the size of the products decides.
 """
 
 from __future__ import annotations
@@ -64,8 +65,11 @@ SQUARES_SHARED_FROM = 1 << 20
 UPDATE = "sums and update"
 """What `Trainer.costs` calls the update, with the sums of the threads' gradients before it."""
 
-LONG_STEP, LONG_STEPS = 0.05, 2
-"""Seconds of a step that is made only once, at first, and how many such steps are."""
+CHECKED_STEP = 3
+"""The step that is made in each way to use threads, to see which compute the same."""
+
+LONG_STEP = 0.05
+"""Seconds of a step from which on that one may tell which way is the fastest."""
 
 
 @dataclass(frozen=True)
@@ -590,9 +594,7 @@ class Trainer:
         """
         threads = step.threads
         if not threads.compared:
-            loss = self._keep_what_computes_the_same(step, x, y, rows)
-            if loss is not None:
-                return finish(loss)
+            return finish(self._keep_what_computes_the_same(step, x, y, rows))
         if self._update_counts and self.optimizer.comparing:
             self._use(step, threads.way if threads.decided else threads.ways[-1])
             return finish(self._run(step, x, y, rows))
@@ -616,37 +618,37 @@ class Trainer:
         """
         return self.parallel is None and self.accumulate == 1
 
-    def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> float | None:
-        """Leave those ways to use threads in which a step is rounded in the same way.
+    def _keep_what_computes_the_same(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
+        """Make a step but for the update; leave those ways to use threads in which it is rounded in the same way.
 
         What is trained does not depend on what a clock says, then. Products of some lengths are rounded in another way
-        when threads share them.
-
-        The first steps, which may take longer than later ones, are made once where they are long. If a later one is
-        long, too, the first way is chosen without further trials where this step shows that it is the fastest.
-
-        Returns the loss where the step was made, but for the update. None where it is still to be made.
+        when threads share them. The first steps tell nothing: in them memory is used for the first time, and products
+        may be of zeros.
         """
         threads = step.threads
+        threads.steps += 1
+        if threads.steps < CHECKED_STEP:
+            self._use(step, threads.fixed)
+            return self._run(step, x, y, rows)
         made: list[tuple[float, int]] = []
         seconds: dict[ThreadUse, float] = {}
-        for use in sorted(threads.ways, key=lambda use: use != threads.fixed):
+        for use in sorted(threads.ways, key=lambda use: use == threads.fixed):  # whose gradient is kept
             self._use(step, use)
             start = perf_counter()
             with self._streams.unchanged() as before:
                 loss = self._run(step, x, y, rows)
                 seconds[use] = perf_counter() - start
-                if threads.long_steps < LONG_STEPS and seconds[use] > LONG_STEP and not made:
+                if use == threads.fixed:
                     before.clear()
-                    threads.long_steps += 1
-                    return loss
             made.append((loss, checksum(self._gradient.vector)))
-        threads.compared = True
+        if not math.isfinite(loss):
+            return loss
         if made != made[:1] * len(threads.ways):
             threads.fix()
-        elif max(seconds.values()) > LONG_STEP:
+        elif min(seconds.values()) > LONG_STEP:
             threads.keep_first([seconds[use] for use in threads.ways])
-        return None
+        threads.compared = True
+        return loss
 
     @contextmanager
     def _using(self, step: Step) -> Iterator[None]:

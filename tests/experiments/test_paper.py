@@ -15,10 +15,11 @@ import matplotlib.image
 import numpy as np
 import pytest
 import typst
+from matplotlib.figure import Figure
 
 from experiments import report
 from experiments.papers import ids, keys_of_others, load_paper, paper_keys
-from experiments.report import numbers, paper
+from experiments.report import numbers, paper, style
 from experiments.report.paper import PaperError
 from experiments.report.view import View
 
@@ -41,6 +42,17 @@ def no_data_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture
+def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are written as one empty picture: painting all takes longer than what is to be looked at here."""
+
+    def save(figure: Figure, stem: Path, notice: str | None = None) -> None:
+        paint(style.new(), stem, notice)
+
+    paint = style.save
+    monkeypatch.setattr(style, "save", save)
+
+
 # ----------------------------------------------------------------------------------------------------------
 # Making it
 
@@ -53,6 +65,7 @@ def test_a_results_folder_gives_a_pdf_and_the_same_one_again(full_results: Path,
     assert paper.build(full_results).read_bytes() == content
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_current_report_is_used_as_it_is_and_an_old_one_is_made_anew(
     fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +84,7 @@ def test_a_current_report_is_used_as_it_is_and_an_old_one_is_made_anew(
     assert len(made) == 2
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_pdf_elsewhere_leaves_the_results_folder_alone(fake: ModuleType, tmp_path: Path) -> None:
     results = fake.write(tmp_path / "results", fake.rows(seeds=1, engines=("numpy",)))
     before = sorted(results.rglob("*"))
@@ -246,6 +260,7 @@ def test_every_figure_is_mentioned_in_the_text(key: str) -> None:
     assert set(ids(load_paper(key).figures)) <= set(re.findall(r'see-figure\(paper, "([^"]+)"\)', text))
 
 
+@pytest.mark.usefixtures("sketched")
 def test_another_result_gives_another_text(fake: ModuleType, tmp_path: Path) -> None:
     one = fake.write(tmp_path / "one", fake.rows(seeds=1, engines=("numpy", "torch")))
     sweep = fake.rows(seeds=1, engines=("numpy", "torch"))

@@ -325,7 +325,7 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
     if "shared" in all_threads:
         share_small_products(monkeypatch)
         # On some processors parts of such small products are rounded in another way.
-        monkeypatch.setattr(Trainer, "_keep_what_computes_the_same", lambda *_: None)
+        monkeypatch.setattr(threads_module.Trials, "fix", lambda self: None)
         same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     losses, parameters = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
@@ -335,9 +335,10 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
     chain = dropping_chain()
     trainer = Trainer(chain, batch_size=20, threads=2, optimizer=SGD(0.1))
     found = [trainer.train_epoch(x, y)]
-    assert len(times) == 8, "two whole batches have been timed, not the first, nor the row that is left"
-    assert not trainer.threads_decided()
-    found += [trainer.train_epoch(x, y) for _ in range(2)]
+    assert len(times) == 12, "neither the first three whole batches, nor the row that is left, have been timed"
+    found.append(trainer.train_epoch(x, y))
+    assert len(times) == 6 and not trainer.threads_decided()
+    found.append(trainer.train_epoch(x, y))
     assert not times and trainer.threads_decided()
     trainer.loss_and_gradients(x[:20], y[:20])
     assert trainer.threads_in_step() == (all_threads if seconds == (1, 2) else "one thread")
@@ -355,33 +356,41 @@ def test_where_one_thread_rounds_in_another_way_the_size_of_the_products_decides
     monkeypatch.setattr(trainer_module, "checksum", lambda array: next(digests))
     monkeypatch.setattr(threads_module, "perf_counter", lambda: pytest.fail("there is nothing to be timed"))
 
-    def threads_in_step(long_step):
-        monkeypatch.setattr(trainer_module, "LONG_STEP", long_step)
+    def threads_in_step():
         trainer = Trainer(recurrent_chain(), batch_size=20, threads=2, optimizer=SGD(0.1))
         used = []
-        monkeypatch.setattr(trainer, "_use", lambda step, use, do=trainer._use: used.append(use) or do(step, use))
-        for _ in range(4):
-            trainer.train_epoch(*batch)
-        trainer.loss_and_gradients(batch[0][:20], batch[1][:20])
-        assert long_step or used[0] == used[1] == used[-1], "whatever a clock says"
+
+        def run(step, *given, run=trainer._run):
+            used.append((trainer._blas_count, step.runs_in_team))
+            return run(step, *given)
+
+        monkeypatch.setattr(trainer, "_run", run)
+        x, y = (array[:60] for array in batch)
+        for _ in range(2):
+            trainer.train_epoch(x, y)
+        trainer.loss_and_gradients(x[:20], y[:20])
+        assert len(used) == 8 and len({*used[:2], *used[3:]}) == 1 and used[2] != used[3], "other numbers count nowhere"
         return trainer.threads_in_step()
 
-    for long_step in (0, math.inf):
-        assert threads_in_step(long_step) == (all_threads if "shared" in all_threads else "one thread")
-        with monkeypatch.context() as patch:
-            patch.setattr(steps, "LARGE_PRODUCT", 0)
-            assert threads_in_step(long_step) == all_threads
+    assert threads_in_step() == (all_threads if "shared" in all_threads else "one thread")
+    monkeypatch.setattr(steps, "LARGE_PRODUCT", 0)
+    assert threads_in_step() == all_threads
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [((1.0, 1.2), True), ((1.0, 1.05), False), ((1.2, 1.0), False)])
-def test_of_long_steps_the_third_shows_whether_all_threads_are_faster(batch, monkeypatch, seconds, kept):
+@pytest.mark.parametrize("fixed", ["all threads", "one thread"])
+@pytest.mark.parametrize(
+    ("seconds", "kept"), [((1.0, 1.25), True), ((1.0, 1.15), False), ((1.2, 1.0), False), ((0.04, 0.2), False)]
+)
+def test_the_third_step_is_made_in_both_ways_and_a_long_one_shows_which_is_faster(
+    batch, monkeypatch, seconds, kept, fixed
+):
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(steps, "LARGE_PRODUCT", 0 if fixed == "all threads" else math.inf)
     x, y = (array[:60] for array in batch)
     expected = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
-    clock = [0.0]
+    clock, runs = [0.0], []
     chain = dropping_chain()
     trainer = Trainer(chain, batch_size=20, threads=2, optimizer=SGD(0.1))
-    runs = []
 
     def run(step, *given, run=trainer._run):
         runs.append(trainer._blas_count)
@@ -393,13 +402,27 @@ def test_of_long_steps_the_third_shows_whether_all_threads_are_faster(batch, mon
         monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     losses = trainer.train_epoch(x, y)
     (step,) = trainer._steps.values()
-    assert runs == [1, 1, 1, 2, 2] and step.threads.compared, "the third step is made in both ways"
+    assert runs == ([2, 2, 1, 2] if fixed == "all threads" else [1, 1, 2, 1]) and step.threads.compared
     assert step.threads.decided == kept and (not kept or step.threads.way.blas == 2)
     losses = np.concatenate([losses, *(trainer.train_epoch(x, y) for _ in range(2))])
-    assert len(runs) == len(losses) + 2
+    assert len(runs) == len(losses) + 1
     np.testing.assert_array_equal(losses, expected[0])
     for name, array in chain.parameters.as_dict().items():
         np.testing.assert_array_equal(array, expected[1][name])
+
+
+def test_a_loss_that_is_not_finite_leaves_no_way_untried(batch, monkeypatch):
+    monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    x, y = (array[:20] for array in batch)
+    trainer = Trainer(recurrent_chain(), batch_size=20, threads=2, optimizer=SGD(0.1))
+    for _ in range(2):
+        trainer.train_epoch(x, y)
+    with pytest.raises(NonFiniteError):
+        trainer.train_epoch(np.full_like(x, np.nan), y)
+    (step,) = trainer._steps.values()
+    assert not step.threads.compared
+    trainer.train_epoch(x, y)
+    assert step.threads.compared and len(step.threads.ways) == 2
 
 
 @pytest.mark.parametrize(("elements", "shares"), [(1, True), (10**6, False)])
