@@ -196,10 +196,12 @@ class Op:
     reads: dict[Any, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
     reads_nothing: bool = field(default=False, init=False, repr=False)
     alike: bool = field(default=False, init=False, repr=False)
+    is_ufunc: bool = field(default=False, init=False, repr=False)
     pull: Pullback = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alike", self.infer in (infer_float, infer_real, infer_elementwise, infer_number))
+        object.__setattr__(self, "is_ufunc", isinstance(self.kernel, np.ufunc))
         object.__setattr__(self, "pull", _pullback(self.vjp))
 
     def __call__(self, *operands: Operand, **attrs: Any) -> Tensor:
@@ -227,6 +229,7 @@ class Op:
             if alike and (x.dtype is not dtype or x.shape != shape):
                 alike = False
         if not alike or dtype not in FLOATS:
+            alike = False
             try:
                 shape, dtype = self.infer(*inputs, **attrs)
             except SeveralDTypes as error:
@@ -245,10 +248,13 @@ class Op:
         if symbolic:
             result.data = None
         elif self.kernel is not None:
-            result.data = out = _empty(shape, dtype)
             if attrs:
+                result.data = out = _empty(shape, dtype)
                 self.kernel(*arrays, out, **attrs)
+            elif alike and self.is_ufunc and len(shape) == 1:  # a vector has one order in memory: numpy may allocate it
+                result.data = self.kernel(*arrays)
             else:
+                result.data = out = _empty(shape, dtype)
                 self.kernel(*arrays, out)
         elif self.view is not None:
             result.data = self.view(*arrays, **attrs)
@@ -979,7 +985,7 @@ def scaled(g: Tensor, derivative: Partial) -> Tensor:
         condition, factor = derivative
         return TABLE["where"].apply((condition, g * factor, ZEROS[g.dtype]), NO_ATTRS)
     if isinstance(derivative, Tensor):
-        if derivative.dtype == np.bool_:
+        if derivative.dtype.kind == "b":
             return TABLE["where"].apply((derivative, g, ZEROS[g.dtype]), NO_ATTRS)
         if g.__class__ is Literal and g.shape == derivative.shape and g.item() == 1:
             return derivative  # where a gradient begins

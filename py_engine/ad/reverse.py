@@ -76,10 +76,10 @@ def gradients(
         path = path_between(outputs, wanted, stop_at_targets, level)
     order, depends = path.order, path.depends
     first = _first_equals(order, wanted) if STATE.symbolic else {}
-    pending: dict[int, list[Term]] = {}
+    pending: Pending = {}
     for i, output in enumerate(outputs):
         if id(output) in depends:
-            pending.setdefault(first.get(id(output), id(output)), []).append((seeds[i], None))
+            _add(pending, first.get(id(output), id(output)), seeds[i], None)
     result: dict[int, Tensor] = {}
     unchanged: set[object] = set()
     outer = scope = STATE.scope
@@ -97,7 +97,7 @@ def gradients(
                     continue
                 if node.scope is not scope:
                     STATE.scope = scope = node.scope
-                g = terms[0][0] if len(terms) == 1 and terms[0][1] is None else accumulate(terms, node)
+                g = accumulate(terms, node) if isinstance(terms, list) else terms
                 if id(node) in wanted:
                     result[id(node)] = g
                 cotangents = (g,)
@@ -125,10 +125,10 @@ def gradients(
                 if index is None and (term.shape != x.shape or term.dtype is not x.dtype):
                     term = unbroadcast(term, x)
                 number = first.get(id(x), id(x)) if first else id(x)
-                if number in pending:
-                    pending[number].append((term, index))
+                if number in pending or index is not None:
+                    _add(pending, number, term, index)
                 else:
-                    pending[number] = [(term, index)]
+                    pending[number] = term
         for target in targets:  # what is left are the leaves
             terms = pending.pop(id(target), None)
             if terms is not None:
@@ -232,10 +232,11 @@ def _first_equals(order: Sequence[Any], wanted: set[int]) -> dict[int, int]:
 Term = tuple[Tensor, Index | None]
 """A term of a cotangent: a tensor of the whole shape, or of the place given by a basic index."""
 
+Pending = dict[int, Tensor | list[Term]]
+"""By the ids of tensors the terms of their cotangents, or the only one, which is of the whole shape."""
 
-def _cotangents(
-    node: Node, pending: dict[int, list[Term]], wanted: set[int], result: dict[int, Tensor]
-) -> list[Tensor | None]:
+
+def _cotangents(node: Node, pending: Pending, wanted: set[int], result: dict[int, Tensor]) -> list[Tensor | None]:
     """Return the cotangents of an op's several results, each the sum of its terms; None where there are none."""
     found: list[Tensor | None] = []
     for i in range(len(node.kinds)):
@@ -265,10 +266,21 @@ def check_versions(node: Tensor | Node, versions: Versions, unchanged: set[objec
     )
 
 
-def accumulate(terms: Sequence[Term], node: Tensor) -> Tensor:
+def _add(pending: Pending, number: int, term: Tensor, index: Any) -> None:
+    """Note one more term of a cotangent, of a part of it where there is an index."""
+    terms = pending.get(number)
+    if terms is None:
+        pending[number] = term if index is None else [(term, index)]
+    elif isinstance(terms, list):
+        terms.append((term, index))
+    else:
+        pending[number] = [(terms, None), (term, index)]
+
+
+def accumulate(terms: Tensor | Sequence[Term], node: Tensor) -> Tensor:
     """Return the sum of all terms of the cotangent of `node`."""
-    if len(terms) == 1 and terms[0][1] is None:
-        return terms[0][0]
+    if isinstance(terms, Tensor):
+        return terms
     slices = [(g, index) for g, index in terms if index is not None]
     whole = [g for g, index in terms if index is None]
     if len(whole) > 2 and STATE.symbolic and (STATE.techniques is None or STATE.techniques.join):

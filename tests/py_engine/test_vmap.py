@@ -469,7 +469,7 @@ def dropped(x):
 def test_loops_and_branches_draw_for_each_sample(function, shared, run):
     x = np.ones((20, 60))
     found = run(pe.vmap(lambda x: function(np.ones(60)) + 0 * x[0] if shared else function(x)))(x)
-    assert len(np.unique(found.reshape(20, -1), axis=0)) > 3
+    assert len(np.unique(found.reshape(20, -1), axis=0)) > 1, "all samples have the same draws"
 
 
 @both
