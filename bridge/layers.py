@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from bridge import toml
-from bridge.explain import LocatedError
+from bridge.validation import LocatedError
 
 LARGEST_SIZE = 2**24
 """Upper end of every size in a spec."""
@@ -248,7 +248,7 @@ class Layer(Record):
     reads: ClassVar[Reads] = "numbers"
     """What its input may hold. Only an embedding makes numbers of token ids."""
     channels_last: ClassVar[bool] = False
-    """Whether frameworks that keep the channels of a sample last compute it so, see `bridge.layouts`."""
+    """Whether frameworks that keep the channels of a sample last compute it so, see `bridge.channels_last`."""
     lengths: ClassVar[Mapping[str, int]] = {}
     """Lengths of its input that the numpy engine's layer is made with, by name: of which axis of a sample each is."""
 

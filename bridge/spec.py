@@ -48,9 +48,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 
-from bridge import explain, toml
+from bridge import toml, validation
 from bridge.errors import SpecError
-from bridge.explain import LocatedError
 from bridge.layers import (
     LAYERS,
     Activation,
@@ -64,6 +63,7 @@ from bridge.layers import (
     check_sizes,
     show,
 )
+from bridge.validation import LocatedError
 
 __all__ = [
     "INPUT",
@@ -427,7 +427,7 @@ def parse(data: dict[str, Any], source: str = "<data>") -> ModelSpec:
     try:
         return ModelSpec.model_validate(data)
     except ValidationError as error:
-        found = explain.problems(ModelSpec, error, data, first=_HEADER)
+        found = validation.problems(ModelSpec, error, data, first=_HEADER)
     # In a file of another kind or for a newer TwinGrad, whatever else seems wrong follows from that.
     header = {key: found[key] for key in _HEADER if key in found}
     for key in ("version", "opset"):

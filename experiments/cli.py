@@ -27,7 +27,7 @@ from bridge.schedule import SCHEDULES
 from bridge.session import OPTIMIZERS
 from experiments import provenance
 from experiments.extras import remedy
-from experiments.formats import duration, fixed, share, significant, size
+from experiments.formats import counted, duration, fixed, share, significant, size
 from experiments.measures.registry import MEASURES
 from experiments.output import STDOUT, Output, OutputError, check_apart
 from experiments.papers import (
@@ -340,8 +340,7 @@ def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     for item in problems:
         output.fail(f"{item.name}: {item.found}; {item.advice}")
     output.say()
-    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    output.say(count if problems else "Everything essential is there.")
+    output.say(counted(len(problems), "problem") if problems else "Everything essential is there.")
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -546,7 +545,7 @@ def _tell_older(output: Output, results: Results) -> None:
     """Say in one line that records of an older schema count for nothing here."""
     if count := results.older():
         output.say(
-            f"{results.raw}: {count} record{'s' if count > 1 else ''} of an older schema: run anew; "
+            f"{results.raw}: {counted(count, 'record')} of an older schema: run anew; "
             "the old files stay as they are, and are no longer shown"
         )
 

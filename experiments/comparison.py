@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import TwinGradError
 from bridge.registry import ENGINES
 from experiments import changed, testing
-from experiments.formats import MISSING, fixed, significant, size
+from experiments.formats import MISSING, counted, fixed, significant, size
 from experiments.measures.registry import MEASURES
 from experiments.merging import found_in, sound
 from experiments.papers import PaperFileError, load_paper
@@ -445,7 +445,7 @@ def _steps(here: Side, there: Side) -> list[Difference]:
             turned = one.side * two.side == -1
             change = one.median / two.median
             apart = one.spread[0] > two.spread[1] or one.spread[1] < two.spread[0]
-            with_threads = f"{threads} thread{'s' if threads > 1 else ''}"
+            with_threads = counted(threads, "thread")
             said = f"step {significant(one.median)} against {significant(two.median)} times PyTorch's, {with_threads}"
             about = {
                 **{"machine_here": one.machine, "machine_there": two.machine, "change": change},

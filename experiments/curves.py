@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,8 @@ from bridge.session import Optimizer
 from bridge.worker import Worker
 from experiments import data
 from experiments.formats import fixed, scientific
+from experiments.papers import MODELS_DIR
 
-MODELS = Path(__file__).parent / "models"
 ENGINES = ("numpy", "julia", "torch", "jax", "tensorflow")
 OPTIMIZERS = {"char-transformer": Optimizer("adam", 0.003), "digits-resnet": Optimizer("sgd", 0.1, momentum=0.9)}
 """How each of the two networks is trained."""
@@ -79,7 +78,7 @@ def usable(names: Iterable[str]) -> list[str]:
 def run(names: Sequence[str], epochs: int = 4, count: int = 512, batch: int = 32) -> bool:
     """Train both networks in these engines and print their curves; whether all of them are the same."""
     same = True
-    for model in (spec.load(MODELS / f"{name}.toml") for name in OPTIMIZERS):
+    for model in (spec.load(MODELS_DIR / f"{name}.toml") for name in OPTIMIZERS):
         print(f"{model.name}: mean loss of each epoch, and the largest relative difference from {names[0]}")
         reference: NDArray[np.float64] | None = None
         for name in names:

@@ -22,6 +22,8 @@ _EXACT = Context(prec=1200, rounding=ROUND_HALF_EVEN)
 """Holds every digit of any double, so that each number is rounded once."""
 
 _TO_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+FROM_SUPERSCRIPTS = {raised: plain for plain, raised in _TO_SUPERSCRIPTS.items()}
+"""What `str.translate` needs to read the exponents that are printed here."""
 
 Unit = tuple[str, int]
 """A unit's name and its power of ten."""
@@ -47,6 +49,11 @@ def fixed(value: float | None, decimals: int = 2) -> str:
     if isinstance(number, str):
         return number
     return _signed(number, _grouped(f"{abs(number):,.{decimals}f}"))
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: 1 thread, 2 threads."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def fraction(value: float | None, decimals: int = 4) -> str:

@@ -16,6 +16,17 @@ from rich.table import Table
 from experiments.formats import aligned, size
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _bars(console: Console) -> Bars:
+    """Bars that are drawn between the timed parts only: a thread that draws takes its share of the cores."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Bars(*columns, console=console, transient=True, auto_refresh=False)
+
+
 class Progress:
     """Counts the runs of a sweep: `start` and `step` while one runs, `finish` with what came of it.
 
@@ -37,9 +48,7 @@ class Progress:
         if not self.console.is_terminal:
             yield self
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        # Drawn between the timed parts only: a thread that draws all the time would take its share of the cores.
-        with Bars(*columns, console=self.console, transient=True, auto_refresh=False) as bars:
+        with _bars(self.console) as bars:
             self._bars = bars
             self._all = bars.add_task(self.unit, total=self.total)
             yield self
@@ -62,12 +71,7 @@ class Progress:
         with self._lock:
             self.done += 1
             width = len(str(self.total))
-            self.console.print(
-                f"[{self.done:{width}}/{self.total}] {what}  {outcome}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            say(self.console, f"[{self.done:{width}}/{self.total}] {what}  {outcome}")
         if self._bars:
             self._bars.advance(self._all)
             one = self._ones.pop(threading.get_ident(), None)
@@ -77,7 +81,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line between the others."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self.console, text)
 
 
 def table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 1) -> None:
@@ -91,7 +95,7 @@ def table(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]
         console.print(shown)
         return
     for line in aligned([headers, *rows], range(numbers)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 class Lines:
@@ -110,7 +114,7 @@ class Lines:
         rows, self._heads = [cells] if self._heads is None else [self._heads, cells], None
         for one in rows:
             text = "  ".join(cell.rjust(width) for cell, width in zip(one, self._widths, strict=True))
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(self.console, text)
 
 
 class Steps:
@@ -124,11 +128,7 @@ class Steps:
         self.what = what
         self.total = total
         self._said = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        # Drawn between the timed parts only, as in `Progress`.
-        self._bars = (
-            Bars(*columns, console=console, transient=True, auto_refresh=False) if console.is_terminal else None
-        )
+        self._bars = _bars(console) if console.is_terminal else None
 
     def __enter__(self) -> Steps:
         if self._bars is not None:
@@ -149,7 +149,7 @@ class Steps:
         elif time.monotonic() - self._said > self.SECONDS and done < self.total:
             self._said = time.monotonic()
             text = f"{self.what}: {done:,} of {self.total:,} steps, {note}"
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            say(self.console, text)
 
 
 def download(console: Console) -> Callable[[str, int, int], None]:

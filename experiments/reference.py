@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import py_engine
-from bridge import explain, spec, toml
+from bridge import spec, toml, validation
 from bridge.errors import TwinGradError
 from bridge.files import write_atomically
 from bridge.layers import LAYERS
@@ -139,7 +139,7 @@ def _layer_rows() -> Iterator[list[str]]:
     for op, kind in LAYERS.items():
         yield [f"`{op}`", "", (inspect.getdoc(kind) or "").partition("\n")[0], ""]
         schema = kind.model_json_schema()["properties"]
-        for key, words in explain.allowed(kind).items():
+        for key, words in validation.allowed(kind).items():
             if key in ("id", "op"):
                 continue
             value = schema[key].get("default")

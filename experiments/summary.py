@@ -31,11 +31,13 @@ def described(record: Record) -> str:
     if measure.columns:
         return f"{len(list(measure.table(record)))} rows{took}"
     row = rows([record])[0]
-    told = [QUANTITIES[name] for name in measure.summary]
+    quantities = [QUANTITIES[name] for name in measure.summary]
     sample = record["data"]["source"] == "sample"
     return (
         "  ".join(
-            f"{_label(one, sample)} {one.unit.show(row[one.column])}" for one in told if row[one.column] is not None
+            f"{_label(one, sample)} {one.unit.show(row[one.column])}"
+            for one in quantities
+            if row[one.column] is not None
         )
         + took
     )
@@ -55,21 +57,21 @@ def tables(records: Iterable[Record]) -> list[tuple[list[str], list[list[str]], 
 
 def _trainings(records: list[Record]) -> tuple[list[str], list[list[str]], int]:
     """A line for each paper and engine with its seeds and the means of its quantities."""
-    told = [QUANTITIES[name] for one in MEASURES.values() if not one.columns for name in one.summary]
+    quantities = [QUANTITIES[name] for one in MEASURES.values() if not one.columns for name in one.summary]
     sample = any(record["data"]["source"] == "sample" for record in records)
     groups: dict[tuple[str, str], list[Record]] = {}
     for row in rows(records):
         if row["status"] == "ok" and not MEASURES[row["measure"]].columns:
             groups.setdefault((row["paper"], row["engine"]), []).append(row)
     values = {
-        place: [[row[one.column] for row in group if row["measure"] == one.measure] for one in told]
+        place: [[row[one.column] for row in group if row["measure"] == one.measure] for one in quantities]
         for place, group in groups.items()
     }
     lines = [
-        [*place, str(len({row["seed"] for row in group})), *map(_mean, told, values[place])]
+        [*place, str(len({row["seed"] for row in group})), *map(_mean, quantities, values[place])]
         for place, group in groups.items()
     ]
-    headers = ["PAPER", "ENGINE", "SEEDS", *(_label(one, sample).upper() for one in told)]
+    headers = ["PAPER", "ENGINE", "SEEDS", *(_label(one, sample).upper() for one in quantities)]
     used = [index for index in range(len(headers)) if any(line[index] != "-" for line in lines)]
     return [headers[index] for index in used], [[line[index] for index in used] for line in lines], 2
 

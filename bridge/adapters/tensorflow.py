@@ -1,10 +1,10 @@
 """TensorFlow, used as someone who knows it well would: the whole training step is one `tf.function` per batch size,
 which gathers its batch from constants and updates variables in place; losses are read when the epoch is over.
 
-Convolutions and pools have channels last, the only order that TensorFlow has for them on CPUs; `bridge.layouts` says
-what is left to transpose. Optimizers are TensorFlow's own fused updates, where their formulas can be made PyTorch's;
-only RMSProp, which adds epsilon elsewhere, is written out. Sequences of up to 32 steps are unrolled, longer ones are
-a `tf.scan`.
+Convolutions and pools have channels last, the only order that TensorFlow has for them on CPUs; `bridge.channels_last`
+says what is left to transpose. Optimizers are TensorFlow's own fused updates, where their formulas can be made
+PyTorch's; only RMSProp, which adds epsilon elsewhere, is written out. Sequences of up to 32 steps are unrolled, longer
+ones are a `tf.scan`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
+from bridge.channels_last import Placed, channels_last
 from bridge.checks import TensorSession, check_known
 from bridge.layers import (
     RBF,
@@ -44,7 +45,6 @@ from bridge.layers import (
     Reshape,
     TransposedConvolution,
 )
-from bridge.layouts import Placed, channels_last
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
 

@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from experiments import data
 from experiments.data.dataset import Dataset
-from experiments.formats import fixed, fraction, given, significant, size
+from experiments.formats import counted, fixed, fraction, given, significant, size
 from experiments.measures.registry import WORDS
 from experiments.papers import Output, Reported
 from experiments.quantities import QUANTITIES
@@ -167,11 +167,11 @@ def recurrent_cell(view: View) -> Figure:
 @producer
 def bars(view: View, names: Sequence[str] = ("later_epoch_seconds",)) -> Figure:
     """Any quantities of engines, which a paper's file names: a panel for each, with the spread over the runs."""
-    told = [QUANTITIES[name] for name in names]
-    engines = list(dict.fromkeys(engine for one in told for engine in _engines(view, one.measure)))
-    figure = style.new(COLUMN, len(told) * (0.55 + 0.24 * len(engines)))
-    panels = figure.subplots(len(told), 1, squeeze=False)[:, 0]
-    for axes, quantity in zip(panels, told, strict=True):
+    quantities = [QUANTITIES[name] for name in names]
+    engines = list(dict.fromkeys(engine for one in quantities for engine in _engines(view, one.measure)))
+    figure = style.new(COLUMN, len(quantities) * (0.55 + 0.24 * len(engines)))
+    panels = figure.subplots(len(quantities), 1, squeeze=False)[:, 0]
+    for axes, quantity in zip(panels, quantities, strict=True):
         longest = 0.0
         for position, engine in enumerate(engines):
             value = quantity.value(view, engine)
@@ -610,7 +610,7 @@ def race(view: View) -> Figure:
                 text += f" ({fixed((paired[engine] / paired[REFERENCE]).median())})"
             _beside(axes, values.max(), position, text)
         _rows(axes, [view.label(engine) for engine in engines])
-        title = f"{count} thread{'s' if count != 1 else ''} each"
+        title = f"{counted(count, 'thread')} each"
         limits = rounds["limit_microseconds"].dropna()
         if len(limits):
             axes.axvline(limits.iloc[0], color="#555555", linewidth=0.8, linestyle=":")

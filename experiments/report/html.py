@@ -14,13 +14,12 @@ from typing import Any
 
 import jinja2
 
-from experiments.formats import MISSING
+from experiments.formats import FROM_SUPERSCRIPTS, MISSING
 
 TEMPLATE = "report.html.jinja"
 
 _FACTORS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 _FACTORS |= {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "%": 0.01}
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _NUMBER = re.compile(r"(?:about |≈ ?|< ?|> ?)?([-−]?\d+(?:\.\d+)?)(?:·10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?\s*([^\W\d_]+|%)?")
 _REST = re.compile(r" (\d+) (min|s)\b")  # behind the hours or minutes of a duration: 2 min 05 s
 
@@ -84,7 +83,7 @@ def sort_key(cell: str) -> float | None:
     number, exponent, unit = found.groups()
     value = float(number.replace("−", "-"))
     if exponent:
-        value *= 10.0 ** int(exponent.translate(_SUPERSCRIPTS))
+        value *= 10.0 ** int(exponent.translate(FROM_SUPERSCRIPTS))
     if unit is None:  # "4.6 ± 0.2 s": the unit comes after the spread
         after = re.search(r"±\s*[\d.]+\s*([^\W\d_]+|%)", text)
         unit = after[1] if after else None

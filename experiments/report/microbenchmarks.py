@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.formats import MISSING, nanoseconds, significant, size
+from experiments.formats import MISSING, counted, nanoseconds, significant, size
 from experiments.microbenchmarks.functions import BENCHMARKS, CHUNKED, SMALL
 from experiments.microbenchmarks.measure import FORWARD_MODE
 from experiments.microbenchmarks.registry import SYSTEMS
@@ -291,10 +291,10 @@ def _setting_notes(view: View, suite: str) -> list[str]:
         return []
     profile, threads = rows["profile"].iloc[0], int(rows["threads"].iloc[0])
     rounds, *by_chunk = (int(part["round"].max()) for _, part in rows.groupby(rows["chunk"] > 0))
-    counts = f"{rounds} round{'s' if rounds > 1 else ''}"
+    counts = counted(rounds, "round")
     if by_chunk and by_chunk != [rounds]:
         counts += f" ({by_chunk[0]} by chunk size)"
-    counts += f", {threads} thread{'s' if threads > 1 else ''}"
+    counts += f", {counted(threads, 'thread')}"
     fewer = "" if profile == "full" else f"; profile {profile}, which measures less than the paper did"
     if suite == "memory":
         return [f"Profile {profile}."] if fewer else []

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bridge import registry as engines
-from experiments.formats import MISSING, fraction, given, significant, size, with_spread
+from experiments.formats import MISSING, counted, fraction, given, significant, size, with_spread
 from experiments.measures.registry import TRAINED, WORDS
 from experiments.papers import Paper, Reported
 from experiments.quantities import BYTES, QUANTITIES
@@ -318,7 +318,7 @@ def limit_notes(rounds: pd.DataFrame) -> list[str]:
     found, missing = [], []
     for threads, race in rounds.groupby("threads"):
         limits = race.dropna(subset=["limit_microseconds"])
-        with_threads = f"{threads} thread{'s' if threads != 1 else ''}"
+        with_threads = counted(threads, "thread")
         if not len(limits):
             missing.append(with_threads)
             continue
@@ -340,7 +340,7 @@ def threads_heading(view: View, threads: Any) -> str:
     machine = view.machine(["race"])
     if threads is None:
         return "No race was run"
-    return f"{threads} thread{'s' if threads != 1 else ''} each, {machine}"
+    return f"{counted(threads, 'thread')} each, {machine}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

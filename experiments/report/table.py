@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from experiments.formats import MISSING
+from experiments.formats import FROM_SUPERSCRIPTS, MISSING
 
 Row = Mapping[str, Any]
 
@@ -180,14 +180,13 @@ _LATEX = {
     "”": "''",
     "’": "'",
 }
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 
 def latex_escape(text: str) -> str:
     """Text that LaTeX prints as it is, signs and exponents included; line ends become spaces."""
     text = " ".join(text.split("\n"))
     escaped = "".join(_LATEX.get(character, character) for character in text)
-    return re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"$^{{{found[0].translate(_SUPERSCRIPTS)}}}$", escaped)
+    return re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"$^{{{found[0].translate(FROM_SUPERSCRIPTS)}}}$", escaped)
 
 
 def markdown_escape(text: str) -> str:

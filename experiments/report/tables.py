@@ -261,13 +261,15 @@ def peak_memory(view: View) -> Table:
 @producer
 def quantities(view: View, names: Sequence[str] = ("later_epoch_seconds", "test_accuracy", "peak_rss_bytes")) -> Table:
     """Any quantities of engines, which a paper's file names."""
-    told = [QUANTITIES[name] for name in names]
-    units = {one.name: f" [{one.unit.symbol}]" if one.unit.symbol and one.unit is not BYTES else "" for one in told}
+    quantities = [QUANTITIES[name] for name in names]
+    units = {
+        one.name: f" [{one.unit.symbol}]" if one.unit.symbol and one.unit is not BYTES else "" for one in quantities
+    }
     cells = [
         Cell(one.name, f"{one.label}{units[one.name]}", one.name, spread=one.unit is not BYTES and not one.about)
-        for one in told
+        for one in quantities
     ]
-    measures = tuple(dict.fromkeys(one.measure for one in told))
+    measures = tuple(dict.fromkeys(one.measure for one in quantities))
     return engine_table(view, measures, cells, ["Means over the runs."], seeds="")
 
 

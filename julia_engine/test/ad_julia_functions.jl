@@ -139,6 +139,16 @@ end
     @test grad(x -> sum(eigh(x).values .^ 2))([2.0 0; 0 2]) == [4.0 0; 0 4]
 end
 
+@testset "vectors of a singular value of zero have derivatives" begin
+    x, weights = [2.0 0 0; 0 1 0; 0 0 0], reshape(collect(1.0:9), 3, 3)
+    for f in (x -> sum(svd(x).U .^ 2 .* weights), x -> sum(svd(x).V .^ 2 .* weights)), run in (identity, compile)
+        @test all(isfinite, run(grad(f))(x)) && isfinite(jvp(f, (x,), (weights,))[2])
+    end
+    y = Float32[3 1; 1 1/3+1f-4]  # what rounding leaves, divided by 1e-4, would count
+    f(x) = sum(svd(x).U .* [1 2; 3 4])
+    @test isapprox(grad(f)(y), grad(f)(Float64.(y)); rtol=1e-2)
+end
+
 @testset "the largest elements and where they are" begin
     x = [1.0 3 2 3; 0 NaN 5 -1]
     values_, places = AD.topk(Constant(x), 3; dims=2)

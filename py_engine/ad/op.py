@@ -196,12 +196,12 @@ class Op:
     reads: dict[Any, tuple[int, ...]] = field(default_factory=dict, init=False, repr=False)
     reads_nothing: bool = field(default=False, init=False, repr=False)
     alike: bool = field(default=False, init=False, repr=False)
-    is_ufunc: bool = field(default=False, init=False, repr=False)
+    nin: int = field(default=0, init=False, repr=False)  # how many inputs a ufunc has
     pull: Pullback = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alike", self.infer in (infer_float, infer_real, infer_elementwise, infer_number))
-        object.__setattr__(self, "is_ufunc", isinstance(self.kernel, np.ufunc))
+        object.__setattr__(self, "nin", self.kernel.nin if isinstance(self.kernel, np.ufunc) else 0)
         object.__setattr__(self, "pull", _pullback(self.vjp))
 
     def __call__(self, *operands: Operand, **attrs: Any) -> Tensor:
@@ -213,6 +213,8 @@ class Op:
 
     def apply(self, inputs: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> Tensor:
         """Apply the op to tensors: eagerly, or symbolically while a function is traced."""
+        if self.nin and len(inputs) != self.nin:  # a ufunc would take one more as where its result goes
+            raise TypeError(f"{here(self.name)}: expected {self.nin} operands, got {len(inputs)}")
         state = STATE.__dict__  # this thread's, looked up once
         trace, symbolic = state["trace"], state["symbolic"]
         level = 0
@@ -251,8 +253,13 @@ class Op:
             if attrs:
                 result.data = out = _empty(shape, dtype)
                 self.kernel(*arrays, out, **attrs)
-            elif alike and self.is_ufunc and len(shape) == 1:  # a vector has one order in memory: numpy may allocate it
-                result.data = self.kernel(*arrays)
+            elif alike and self.nin and len(shape) == 1:  # a vector has one order in memory: numpy may allocate it
+                result.data = out = self.kernel(*arrays)
+                if (
+                    out.dtype is not dtype or out.shape != shape
+                ):  # the kernel's, or an array reshaped in place
+                    result.data = out = _empty(shape, dtype)
+                    self.kernel(*arrays, out)
             else:
                 result.data = out = _empty(shape, dtype)
                 self.kernel(*arrays, out)

@@ -119,15 +119,9 @@ def published() -> Callable[[str], ModelSpec]:
     return lambda name: spec.load(Path(spec.__file__).parents[1] / "experiments" / "models" / f"{name}.toml")
 
 
-@pytest.fixture
-def paper_model(published: Callable[[str], ModelSpec]) -> ModelSpec:
-    """The network of the papers mnist-rnn-d and -e."""
-    return published("mnist-rnn")
-
-
 @pytest.fixture(scope="session")
 def small_paper_model(model: Callable[..., ModelSpec]) -> ModelSpec:
-    """The same with 3 time steps, 5 features, 6 units and 4 classes."""
+    """The network of the papers mnist-rnn-d and -e with 3 time steps, 5 features, 6 units and 4 classes."""
     return model(
         [15],
         {"id": "segments", "op": "reshape", "shape": [3, 5]},

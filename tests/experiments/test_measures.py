@@ -25,7 +25,6 @@ from experiments.measures.task import RunError, Task
 from experiments.run_arrays import RunArrays
 
 MB = 1_000_000
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Watcher:

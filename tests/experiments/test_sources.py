@@ -38,8 +38,8 @@ EVERY_TRAINING = (
     *("py_engine/__init__.py", "py_engine/errors.py", "py_engine/ad/*.py", "py_engine/network/*.py"),
     *("bridge/__init__.py", "bridge/adapters/__init__.py", "bridge/checks.py", "bridge/errors.py"),
     *("bridge/child.py", "bridge/child_process.py"),
-    *("bridge/explain.py", "bridge/files.py", "bridge/layers.py", "bridge/memory.py", "bridge/registry.py"),
-    "bridge/temporary.py",
+    *("bridge/files.py", "bridge/layers.py", "bridge/memory.py", "bridge/registry.py"),
+    *("bridge/temporary.py", "bridge/validation.py"),
     *("bridge/session.py", "bridge/spec.py", "bridge/toml.py", "bridge/weights.py", "bridge/worker.py"),
     "bridge/worker_process.py",
     # The measure's own tools.
@@ -58,8 +58,8 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
     "julia": JULIA,
     "torch": ("bridge/adapters/torch.py",),
     "torch-compile": ("bridge/adapters/torch.py", "bridge/adapters/torch_compile.py"),
-    "tensorflow": ("bridge/adapters/tensorflow.py", "bridge/layouts.py"),
-    "tensorflow-xla": ("bridge/adapters/tensorflow.py", "bridge/adapters/tensorflow_xla.py", "bridge/layouts.py"),
+    "tensorflow": ("bridge/adapters/tensorflow.py", "bridge/channels_last.py"),
+    "tensorflow-xla": ("bridge/adapters/tensorflow.py", "bridge/adapters/tensorflow_xla.py", "bridge/channels_last.py"),
     "jax": ("bridge/adapters/jax.py",),
     **{
         name: (

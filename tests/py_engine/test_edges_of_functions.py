@@ -11,8 +11,9 @@ import py_engine as pe
 from py_engine import Tensor
 from py_engine.ad import ops
 from py_engine.ad.gradcheck import gradcheck
+from py_engine.ad.op import TABLE, elementwise
 from py_engine.ad.ops import blocks, convolution
-from py_engine.errors import ConfigurationError, DTypeError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, EngineError, ShapeError
 
 LARGE = 20_000
 """Elements from which on `where` selects by bits."""
@@ -290,6 +291,8 @@ def test_points_outside_of_a_table_leave_the_slopes_of_the_others(x, xp, fp, by_
     for find in (lambda f: f, pe.compile):
         np.testing.assert_allclose(find(pe.grad(lambda fp: np.sum(np.interp(x, xp, fp))))(fp), by_fp)
         assert np.isfinite(find(pe.grad(lambda x: np.sum(np.interp(x, xp, fp))))(x)).all()
+        slopes = find(pe.grad(lambda x: np.sum(np.interp(x, [0.0, 1.0, 3.0], [0.0, 2.0, 1.0]))))
+        np.testing.assert_array_equal(slopes(np.array([0.0, 3.0])), [2.0, -0.5])  # as JAX's, from within
 
 
 def test_clip_with_one_bound_of_a_wider_dtype_is_numpy_s():
@@ -527,3 +530,34 @@ def test_weights_of_a_histogram_are_added_in_float64():
     assert found.dtype == expected.dtype == np.float32
     np.testing.assert_allclose(found.numpy(), expected, rtol=2e-7)
     np.testing.assert_allclose(edges.numpy(), its_edges)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, op in TABLE.items() if isinstance(op.kernel, np.ufunc)))
+@pytest.mark.parametrize("shape", [(3,), (2, 3), ()])
+def test_an_operand_too_many_or_too_few_is_refused(name, shape):
+    """A ufunc would write its result to one too many, and leave the memory of the result as it is for one too few."""
+    op = TABLE[name]
+    for count in {0, 1, 2, 3} - {op.kernel.nin}:
+        arrays = [np.ones(shape) for _ in range(count)]
+        with pytest.raises((TypeError, EngineError)):
+            op(*arrays)
+        with pytest.raises((TypeError, EngineError)):
+            pe.compile(op)(*arrays)
+        assert all((array == 1).all() for array in arrays)
+
+
+def test_a_ufunc_of_another_dtype_gives_the_dtype_that_is_inferred():
+    op = elementwise("sign bit", np.signbit, lambda y, x: 0, doc="", in_table=False)
+    np.testing.assert_array_equal(op(np.array([-1.0, 2.0])).numpy(), [1.0, 0.0])
+    assert op(np.array([-1.0, 2.0])).numpy().dtype == np.float64
+
+
+def test_an_array_that_is_reshaped_in_place_keeps_no_tensor_of_two_shapes():
+    a = np.ones(6)
+    x = Tensor(a)
+    a.resize((2, 3), refcheck=False)
+    try:
+        y = np.exp(x)
+    except (ValueError, EngineError):
+        return
+    assert y.shape == y.numpy().shape

@@ -226,6 +226,28 @@ def test_vectors_of_singular_values_whose_squares_have_no_number_have_derivative
     np.testing.assert_allclose(pushed, pe.jvp(turned, (x,), (move,))[1], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (3, 5), (5, 3)])
+def test_vectors_of_a_small_singular_value_have_derivatives(shape, rng):
+    """What lies outside of a complete basis is nothing: divided by a small singular value, rounding would count."""
+    *others, m, n = shape
+    left, right = (np.linalg.qr(rng.standard_normal((*others, k, 3)))[0] for k in (m, n))
+    complete = {"u": m == 3, "v": n == 3}
+    for least, dtype in ((0.0, np.float64), (1e-9, np.float64), (1e-4, np.float32)):
+        x = ((left * [3.0, 2.0, least]) @ np.swapaxes(right, -1, -2)).astype(dtype)
+        for name, of in (("u", 0), ("v", 2)):
+            if not complete[name]:
+                continue
+            weights = rng.standard_normal(np.linalg.svd(x, full_matrices=False)[of].shape)
+
+            def by(x, of=of, weights=weights):
+                return np.sum(np.linalg.svd(x, full_matrices=False)[of] ** 2 * weights)
+
+            slope, move = pe.grad(by)(x), rng.standard_normal(shape).astype(dtype)
+            assert np.isfinite(slope).all() and np.abs(slope).max() < 1e3
+            pushed = pe.jvp(by, (x,), (move,))[1]
+            np.testing.assert_allclose(pushed, np.sum(slope.astype(float) * move), rtol=1e-4, atol=1e-4)
+
+
 def test_equal_values_have_derivatives_themselves():
     np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.linalg.eigvalsh(x) ** 2))(np.eye(3) * 2), np.eye(3) * 4)
     np.testing.assert_allclose(pe.grad(lambda x: np.linalg.norm(x, "nuc"))(np.eye(3) * 2), np.eye(3), atol=1e-15)

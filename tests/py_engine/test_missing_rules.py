@@ -109,9 +109,6 @@ def test_a_rule_that_is_missing_for_one_input_raises_where_that_input_is_differe
         pe.grad(lambda b: np.sum(half(X, b)))(X)
 
 
-CONSTANTS = {"carry": lambda x: pe.scan(lambda c, e: (ops.add(cube(c), 1), c * e), np.ones(2), np.stack([x, x]))[1]}
-
-
 @pytest.mark.parametrize(
     "f",
     [
@@ -125,10 +122,8 @@ CONSTANTS = {"carry": lambda x: pe.scan(lambda c, e: (ops.add(cube(c), 1), c * e
     ids=["of a constant", "result stopped", "input stopped", "unused", "carry of a scan", "one of two carries"],
 )
 def test_where_no_gradient_passes_a_rule_may_be_missing(f):
-    eps = 1e-6
-    slope = [(f(X + d).item() - f(X - d).item()) / (2 * eps) for d in eps * np.eye(2)]
     if f(X).item() != f(2 * X).item():
         found = pe.grad(f)(X)
         np.testing.assert_allclose(pe.compile(pe.grad(f))(X), found)
         np.testing.assert_allclose(pe.jacobian(f, X, mode="forward"), found)
-        assert np.isfinite(found).all() and len(slope) == 2
+        assert np.isfinite(found).all()

@@ -412,21 +412,24 @@ def _pull_svd(cotangents: Tangents, needs_grad: Sequence[bool], node: Node) -> l
     by_u, by_s, by_v = cotangents
     u, s, v = node.result(0), node.result(1), _transposed(node.result(2))
     row = expand_dims(s, -2)
+    m, n = node.inputs[0].shape[-2:]
     by_row, by_column = _between_squares(s)
     terms = [] if by_s is None else [MATMUL(MATMUL(u, _diagonal_matrix(by_s)), _transposed(v))]
     if by_u is not None:
         turned = MATMUL(_transposed(u), by_u)
         inner = by_row * (turned - _transposed(turned))
         terms.append(MATMUL(MATMUL(u, inner), _transposed(v)))
-        outside = (by_u - MATMUL(u, turned)) / row
-        terms.append(MATMUL(outside, _transposed(v)))
+        if m > n:  # else nothing is outside, but what rounding leaves
+            outside = (by_u - MATMUL(u, turned)) / row
+            terms.append(MATMUL(outside, _transposed(v)))
     if by_v is not None:
         by_v = _transposed(by_v)
         turned = MATMUL(_transposed(v), by_v)
         inner = by_column * (turned - _transposed(turned))
         terms.append(MATMUL(MATMUL(u, inner), _transposed(v)))
-        outside = (by_v - MATMUL(v, turned)) / row
-        terms.append(MATMUL(u, _transposed(outside)))
+        if n > m:
+            outside = (by_v - MATMUL(v, turned)) / row
+            terms.append(MATMUL(u, _transposed(outside)))
     found = terms[0] if terms else None
     for term in terms[1:]:
         assert found is not None
@@ -443,9 +446,13 @@ def _push_svd(tangents: Tangents, node: Node, x: Tensor, full: bool = False) -> 
     by_row, by_column = _between_squares(s)
     by_u = MATMUL(u, by_row * inner + by_column * _transposed(inner))
     by_v = MATMUL(v, by_column * inner + by_row * _transposed(inner))
-    moved_u, moved_v = MATMUL(t, v) / row, MATMUL(_transposed(t), u) / row
-    by_u = by_u + (moved_u - MATMUL(u, MATMUL(_transposed(u), moved_u)))
-    by_v = by_v + (moved_v - MATMUL(v, MATMUL(_transposed(v), moved_v)))
+    m, n = x.shape[-2:]
+    if m > n:  # else nothing is outside, but what rounding leaves
+        moved = MATMUL(t, v) / row
+        by_u = by_u + (moved - MATMUL(u, MATMUL(_transposed(u), moved)))
+    if n > m:
+        moved = MATMUL(_transposed(t), u) / row
+        by_v = by_v + (moved - MATMUL(v, MATMUL(_transposed(v), moved)))
     return [by_u, diagonal(inner, 0, -2, -1), _transposed(by_v)]
 
 

@@ -34,6 +34,7 @@ from py_engine.ad.ops.elementary import (
     equal,
     equal_mask,
     floor_divide,
+    isfinite,
     isinf,
     isnan,
     less,
@@ -41,7 +42,6 @@ from py_engine.ad.ops.elementary import (
     log10,
     logaddexp,
     logical_and,
-    logical_or,
     mod,
     rad2deg,
     sign,
@@ -656,7 +656,9 @@ def _interp(
         inside = logical_and(less_equal(places[0], at), less_equal(at, places[n - 1]))
         point, same = where(inside, at, low), equal(high, low)
         slope = (second - first) / where(same, 1, high - low)
-        middle = where(logical_or(equal(point, high), same), second, slope * (point - low) + first)
+        # At the last place the derivative is that from below, as JAX's.
+        at_high = where(isfinite(slope), slope, 0) * (point - high) + second
+        middle = where(same, second, where(equal(point, high), at_high, slope * (point - low) + first))
         # Between places, or values, that are infinite numpy begins at the upper one, and takes what both have.
         middle = where(isnan(middle), slope * (point - high) + second, middle)
         middle = where(logical_and(isnan(middle), equal(first, second)), first, middle)

@@ -240,13 +240,18 @@ def mean(
         x = _chosen("mean", x, np.float64 if whole_numbers else dtype, out, where, 0)
         float_only(x.dtype)
         if condition is not None:
-            return div(sum(x, axis, keepdims=keepdims), sum(astype(condition, x.dtype), axis, keepdims=keepdims))
+            return div(sum(x, axis, keepdims=keepdims), astype(_count(condition, axis, keepdims), x.dtype))
     if x.dtype.kind in "iub":  # which are counted, and have no derivative
         x = astype(x, np.float64)
     axes = normalize_axes(axis, x.ndim)
     count = math.prod(x.shape[a] for a in axes)
     total = sum(x, axes, keepdims=keepdims)
     return div(total, float(count)) if count else total * np.nan  # times 1 / count equal numbers have another mean
+
+
+def _count(condition: Tensor, axis: Axis, keepdims: Any) -> Tensor:
+    """Return how often a condition holds; float32 counts no further than 2**24."""
+    return sum(astype(condition, np.float64), axis, keepdims=keepdims)
 
 
 @implements(np.var)
@@ -330,7 +335,7 @@ def _deviations(
     if condition is None:
         left = math.prod(x.shape[a] for a in axes) - float(ddof)
         return centred, axes, left if not left <= 0 else 0.0
-    count = sum(astype(condition, x.dtype), axes, keepdims=keepdims) - float(ddof)
+    count = astype(_count(condition, axes, keepdims), x.dtype) - float(ddof)
     zero = Literal(np.zeros((), x.dtype))
     return WHERE(condition, centred, zero), axes, WHERE(less_equal(count, 0), zero, count)
 

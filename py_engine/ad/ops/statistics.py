@@ -120,9 +120,9 @@ extremum_op(
 
 def _counted(x: Tensor, axis: Axis, keepdims: Any, where: Any) -> tuple[Tensor, Tensor]:
     """Return the sum over the elements that are not NaN, and how many there are."""
-    there = astype(logical_not(isnan(x)), x.dtype)
+    there = astype(logical_not(isnan(x)), np.float64)  # float32 counts no further than 2**24
     found = [sum(part, axis, keepdims=keepdims, where=where) for part in (_without_nan(x, 0.0), there)]
-    return found[0], found[1]
+    return found[0], astype(found[1], x.dtype)
 
 
 def _converted(function: str, x: Tensor, dtype: DTypeLike | None) -> Tensor:

@@ -182,18 +182,19 @@ function backward_svd(cotangents, node, inputs, needs_grad)
     v = turned_over(vt)
     row, column = scaled_columns(s), scaled_rows(s)
     between = gaps(MUL(s, s))
+    m, n = inputs[1].dims
     terms = Tensor[]
     by_s === nothing || push!(terms, times(times(u, diagonal_matrix(by_s)), vt))
     if by_u !== nothing
         turned = times(turned_over(u), by_u)
         push!(terms, times(times(u, MUL(MUL(between, SUB(turned, turned_over(turned))), row)), vt))
-        push!(terms, times(DIV(SUB(by_u, times(u, turned)), row), vt))
+        m > n && push!(terms, times(DIV(SUB(by_u, times(u, turned)), row), vt))  # else nothing is outside, but rounding
     end
     if by_vt !== nothing
         by_v = turned_over(by_vt)
         turned = times(vt, by_v)
         push!(terms, times(times(u, MUL(column, MUL(between, SUB(turned, turned_over(turned))))), vt))
-        push!(terms, times(u, turned_over(DIV(SUB(by_v, times(v, turned)), row))))
+        n > m && push!(terms, times(u, turned_over(DIV(SUB(by_v, times(v, turned)), row))))
     end
     return Any[isempty(terms) ? nothing : folded(ADD, terms)]
 end
@@ -206,9 +207,15 @@ function push_svd(t, results, inputs, attrs)
     between = gaps(MUL(s, s))
     by_u = times(u, MUL(between, ADD(MUL(inner, row), MUL(column, turned_over(inner)))))
     by_v = times(v, MUL(between, ADD(MUL(column, inner), MUL(turned_over(inner), row))))
-    moved_u, moved_v = DIV(times(t[1], v), row), DIV(times(turned_over(t[1]), u), row)
-    by_u = ADD(by_u, SUB(moved_u, times(u, times(turned_over(u), moved_u))))
-    by_v = ADD(by_v, SUB(moved_v, times(v, times(vt, moved_v))))
+    m, n = inputs[1].dims
+    if m > n  # else nothing is outside, but what rounding leaves
+        moved = DIV(times(t[1], v), row)
+        by_u = ADD(by_u, SUB(moved, times(u, times(turned_over(u), moved))))
+    end
+    if n > m
+        moved = DIV(times(turned_over(t[1]), u), row)
+        by_v = ADD(by_v, SUB(moved, times(v, times(vt, moved))))
+    end
     return Any[by_u, diag(inner), turned_over(by_v)]
 end
 
