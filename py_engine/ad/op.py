@@ -255,9 +255,7 @@ class Op:
                 self.kernel(*arrays, out, **attrs)
             elif alike and self.nin and len(shape) == 1:  # a vector has one order in memory: numpy may allocate it
                 result.data = out = self.kernel(*arrays)
-                if (
-                    out.dtype is not dtype or out.shape != shape
-                ):  # the kernel's, or an array reshaped in place
+                if out.dtype is not dtype or out.shape != shape:  # the kernel's, or an array reshaped in place
                     result.data = out = _empty(shape, dtype)
                     self.kernel(*arrays, out)
             else:

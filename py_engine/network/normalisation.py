@@ -69,9 +69,9 @@ class BatchNorm(Layer, op="batch_norm"):
                 f"(batch of shape {x.shape}); take another batch size, also for what remains at the end"
             )
         axes = (0, *range(2, x.ndim))
-        mean = sum_of_parts(ops.sum(x, axes, keepdims=True)) * (1 / count)
+        mean = sum_of_parts(ops.sum(x, axes, keepdims=True)) / float(count)  # exact where all numbers are equal
         centred = x - mean
-        variance = sum_of_parts(ops.sum(ops.square(centred), axes, keepdims=True)) * (1 / count)
+        variance = sum_of_parts(ops.sum(ops.square(centred), axes, keepdims=True)) / float(count)
         self._move(parameters["running_mean"], mean)
         self._move(parameters["running_var"], variance * (count / (count - 1)))
         return centred * (scale / ops.sqrt(variance + self.eps)) + shift

@@ -444,14 +444,17 @@ def make_step(
                 "it can't be trained sample by sample; switch the technique batched on"
             )
         one = _traced(chain, loss, x, y, 1, techniques, 1)
+        if one[2]:
+            raise ConfigurationError(
+                "a layer updates a parameter by itself in training, so that it can't be trained sample by sample; "
+                "switch the technique batched on"
+            )
         return SampleBySample(Shard(one, slice(0, 1), gradient.zeros_like(), techniques), gradient, threads)
     if not techniques.replay:
         return Eager(chain, loss, gradient, threads)
     trace = partial(_traced, chain, loss, x, y, samples, techniques)
     whole = trace(samples)
     may_split = threads > 1 and samples >= 2 * threads and chain.splits and loss.is_mean
-    if whole[2] and not chain.couples_batch:  # what a layer keeps of a batch would be of one part
-        may_split = False
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
         meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
         with entering(one_blas_thread=True):
@@ -530,6 +533,8 @@ def _split(
         if shard is None:
             with nullcontext() if meeting is None else meeting.tracing(k):
                 traced = trace(part.stop - part.start)
+            if _keeps_of_its_rows(traced):
+                return None
             shard = Shard(traced, part, into, techniques, sparse=techniques.sparse_rows)
             equations = [step.equation for step in shard.tape.instructions]
             if any(step.op.couples_batch and not meets(step.attrs) for step in equations):
@@ -541,6 +546,16 @@ def _split(
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return None  # they would wait for each other
     return Replay(shards, meeting, lazy=lazy)
+
+
+def _keeps_of_its_rows(traced: TracedStep) -> bool:
+    """Whether a step gives parameters new values that depend on its own rows, not on sums over all parts of a batch."""
+    program, _, updates = traced
+    of_rows = {id(x) for x in program.inputs}
+    for equation in program.equations:
+        if not meets(equation.attrs) and any(id(x) in of_rows for x in equation.inputs):
+            of_rows.update(map(id, equation.outputs))
+    return any(id(new) in of_rows for new in program.outputs[len(program.outputs) - len(updates) :])
 
 
 def _trainable(chain: Chain) -> list[Tensor]:

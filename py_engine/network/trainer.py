@@ -380,7 +380,8 @@ class Trainer:
         x, y = self._data(x, y)
         loss, accuracy = Mean(), Accuracy(self.loss.ignored_class)
         labels = y.argmax(-1) if self._one_hot else y
-        for part in _parts(len(x)):
+        # Of a loss that is no mean the parts' values say nothing of the whole.
+        for part in _parts(len(x)) if self.loss.is_mean else [slice(0, len(x))]:
             logits, value = self._forward(x[part], y[part])
             if weight := self.loss.weight(labels[part]):
                 loss.add(value.item(), weight)

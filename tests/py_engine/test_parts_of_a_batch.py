@@ -23,6 +23,7 @@ from py_engine.network import (
     Trainer,
     losses,
 )
+from py_engine.network import trainer as trainer_module
 from py_engine.network.initialisers import ParameterSpec
 from py_engine.network.layers import update
 from py_engine.network.losses import Loss
@@ -102,9 +103,13 @@ def trained(chain, threads, loss="softmax_cross_entropy", techniques=SPLIT):
     return np.concatenate(found), chain.parameters.as_dict()
 
 
-@pytest.mark.parametrize("layer", [Block, lambda: Block(deep=True), Seen], ids=["held", "held deep", "its own state"])
-def test_a_split_batch_computes_what_a_whole_one_does(layer):
-    (one, of_one), (two, of_two) = (trained(Chain(layer(), Dense(3, 2), seed=0), threads) for threads in (1, 2))
+@pytest.mark.parametrize(
+    "layers",
+    [lambda: [Block()], lambda: [Block(deep=True)], lambda: [Seen()], lambda: [Seen(), BatchNorm(3)]],
+    ids=["held", "held deep", "its own state", "its own state, beside sums over the batch"],
+)
+def test_a_split_batch_computes_what_a_whole_one_does(layers):
+    (one, of_one), (two, of_two) = (trained(Chain(*layers(), Dense(3, 2), seed=0), threads) for threads in (1, 2))
     np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
     for name, array in of_one.items():
         np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5)
@@ -122,6 +127,8 @@ def test_such_layers_are_named_and_refused_where_a_batch_is_in_parts():
         pytest.raises(ConfigurationError, match="a layer keeps statistics of a whole batch"),
     ):
         trainer.train_epoch(*data())
+    with pytest.raises(ConfigurationError, match="a layer updates a parameter by itself in training"):
+        trained(Chain(Seen(), Dense(3, 2)), 1, techniques=Techniques(batched=False))
 
 
 def test_a_layer_that_is_called_twice_in_a_step_keeps_both_statistics():
@@ -154,6 +161,26 @@ def test_a_loss_that_is_no_mean_is_computed_of_the_whole_batch():
         Trainer(Chain(Dense(3, 2)), root_mean_square(False), batch_size=8, threads=1, communicator=Alone())
     with pytest.raises(ConfigurationError, match=r"rms is not known to be a mean .* sample by sample"):
         trained(Chain(Dense(3, 2)), 1, root_mean_square(False), Techniques(batched=False))
+
+
+def test_a_loss_that_is_no_mean_is_evaluated_of_all_samples(monkeypatch):
+    monkeypatch.setattr(trainer_module, "EVALUATION_BATCH", 3)
+    x, y = data()
+    for is_mean in (False, True):
+        chain = Chain(Dense(3, 2), seed=0)
+        with closing(Trainer(chain, root_mean_square(is_mean), batch_size=8, threads=1)) as trainer:
+            errors = trainer.predict(x) - y[:, np.newaxis]
+            found = trainer.evaluate(x, y).loss
+        assert (abs(found - np.sqrt(np.mean(errors**2))) < 1e-5) == (not is_mean)
+
+
+def test_equal_numbers_are_normalised_to_zero():
+    for count in range(1, 130):  # 41 and others times their reciprocal are not 1 in float32
+        x = np.full((1, count), 1e6, np.float32)
+        assert not ops.layer_norm(x).numpy().any(), count
+        assert ops.avg_pool(np.ones((1, 1, count), np.float32), count).item() == 1, count
+        if count > 1:
+            assert not Chain(BatchNorm(1))(np.full((count, 1), 1e6, np.float32), training=True).numpy().any(), count
 
 
 def test_settings_are_not_added_to_those_of_a_loss():

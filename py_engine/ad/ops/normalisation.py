@@ -38,7 +38,8 @@ def _count(x: Array | Tensor, axes: Axes) -> int:
 
 
 def _bind_mean(x: Array, out: Array, scratch: Scratch, axes: Axes) -> list[Call]:
-    return [*bind_sum((x,), out, scratch, axes, True), partial(np.multiply, out, 1 / _count(x, axes), out)]
+    # Divided: times 1 / count equal numbers have another mean.
+    return [*bind_sum((x,), out, scratch, axes, True), partial(np.divide, out, float(_count(x, axes)), out)]
 
 
 def _bind_reciprocal_std(

@@ -338,7 +338,7 @@ def _bind_avg(
     calls: list[Call] = []
     phases = _phases(arrays[0], out.shape[2:], 0, scratch, calls, window, stride, padding, dilation)
     calls.append(partial(np.add.reduce, phases, 0, None, out))
-    calls.append(partial(np.multiply, out, 1 / math.prod(window), out))
+    calls.append(partial(np.divide, out, float(math.prod(window)), out))
     return calls
 
 
@@ -354,7 +354,7 @@ def _bind_avg_gradient(
 ) -> Sequence[Call]:
     (g,) = arrays
     share = scratch(g.shape, g.dtype)
-    calls: list[Call] = [partial(np.multiply, g, 1 / math.prod(window), share)]
+    calls: list[Call] = [partial(np.divide, g, float(math.prod(window)), share)]
     phases = np.broadcast_to(share, (math.prod(window), *g.shape))
     return calls + put_back(phases, out, scratch, window, stride, padding, dilation)
 

@@ -5,24 +5,24 @@
 
 count_of(dims::Vector{Int}, axes::Vector{Int}) = max(prod(dims[axes]), 1)
 
-"""Append x less its mean over axes; return memory of one number, one by the count of these elements."""
+"""Append x less its mean over axes; return memory of one number, the count of these elements."""
 function emit_centred!(p::Instructions, out::Memory, x::Memory, axes::Vector{Int})
-    centre, share = column_scratch!(p, x, axes), scratch!(p, x.eltype, Int[])
-    emit_fill!(p, share, 1 / count_of(x.dims, axes))
+    centre, count = column_scratch!(p, x, axes), scratch!(p, x.eltype, Int[])
+    emit_fill!(p, count, count_of(x.dims, axes))
     emit_reduction!(p, :sum, 0, centre, x, axes)
-    emit_elementwise!(p, :mul, centre, Memory[centre, share])
+    emit_elementwise!(p, :div, centre, Memory[centre, count])  # times its reciprocal equal numbers have another mean
     emit_elementwise!(p, :sub, out, Memory[x, centre])
-    return share
+    return count
 end
 
 function forward_reciprocal_std(p, out, inputs, attrs)
     x, = inputs
     deviations, eps = scratch!(p, x.eltype, x.dims), scratch!(p, x.eltype, Int[])
-    share = emit_centred!(p, deviations, x, attrs.axes)
+    count = emit_centred!(p, deviations, x, attrs.axes)
     emit_elementwise!(p, :square, deviations, Memory[deviations])
     emit_reduction!(p, :sum, 0, out, deviations, attrs.axes)
     emit_fill!(p, eps, attrs.eps)
-    for (name, more) in ((:mul, Memory[share]), (:add, Memory[eps]), (:sqrt, Memory[]), (:reciprocal, Memory[]))
+    for (name, more) in ((:div, Memory[count]), (:add, Memory[eps]), (:sqrt, Memory[]), (:reciprocal, Memory[]))
         emit_elementwise!(p, name, out, Memory[out; more])
     end
     return nothing
