@@ -69,6 +69,17 @@ end
     @test x.grad == [1 0 2; 0 3 0]
 end
 
+@testset "forward! refuses what the graph does not know how to compute again" begin
+    v = Variable([1.0, 2.0])
+    for f in (v -> sum(ifelse.(v .> 0, v, 2 .* v)), v -> sum(sort(v) .* [1, 2]), v -> sum(v .* (sign.(v) .+ 1)),
+        v -> sum(checkpoint(x -> x .^ 2)(v)), v -> sum(custom_rule(x -> x .^ 2; vjp=(g, y, x) -> 2 .* g .* x)(v)))
+        @test_throws ConfigurationError forward!(f(v))
+    end
+    y = sum(v .* relu.(v) .+ Constant([1.0, 2.0]) .* (Constant([3.0, 4.0]) .> 3))
+    assign!(v, [-1.0, 3.0])
+    @test forward!(y)[] == 9 + 2
+end
+
 @testset "gradients in Flux's form" begin
     @test gradient(x -> sum(x .^ 2), [1.0, 2.0]) == ([2.0, 4.0],)
     @test gradient((x, n) -> sum(x) * n, [1.0, 2.0], 3) == ([3.0, 3.0], nothing)

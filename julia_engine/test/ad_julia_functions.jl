@@ -139,6 +139,13 @@ end
     @test grad(x -> sum(eigh(x).values .^ 2))([2.0 0; 0 2]) == [4.0 0; 0 4]
 end
 
+@testset "norms of a negative order" begin
+    for (x, p) in (([1.0, 1e-10], -50), (Float32[1, 1e-5], -8), ([3.0, 2.0], -2), ([1.0, 0.0], -3))
+        @test isapprox(value(norm(Constant(x), p))[], norm(x, p); rtol=1e-5)
+        any(iszero, x) || @test isapprox(grad(x -> norm(x, p))(x), (norm(x, p) ./ x) .^ (1 - p); rtol=1e-4)
+    end
+end
+
 @testset "vectors of a singular value of zero have derivatives" begin
     x, weights = [2.0 0 0; 0 1 0; 0 0 0], reshape(collect(1.0:9), 3, 3)
     for f in (x -> sum(svd(x).U .^ 2 .* weights), x -> sum(svd(x).V .^ 2 .* weights)), run in (identity, compile)

@@ -196,7 +196,8 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Attributes=NO_ATTRS)
         requires_grad && !symbolic && (result.stamps = stamps_of(result))
         return result
     end
-    return Tensor(data, T, dims, nothing, NO_INPUTS, NO_ATTRS, false, nothing, "", now.scope, false)
+    frozen = (level > 0 && now.grad_enabled) || any(is_frozen, inputs)
+    return Tensor(data, T, dims, nothing, NO_INPUTS, frozen ? FROZEN : NO_ATTRS, false, nothing, "", now.scope, false)
 end
 
 """Apply an op with several results to tensors: eagerly, or symbolically while a function is traced."""

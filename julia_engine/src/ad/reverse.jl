@@ -316,12 +316,16 @@ end
 
 The papers' form: compute every node of a sorted graph again, in place, and return the value of the last one. Change the
 leaves with `assign!` in between: [`Variable`](@ref)s. What was computed from constants alone is a constant itself, no node of the
-graph, and keeps its value.
+graph, and keeps its value. Throws a ConfigurationError where a node depends on a comparison, an order or another constant that was
+computed from variables, or is of a `checkpoint` or a `custom_rule`: the graph does not know how to compute these again.
 """
 function forward!(order::Vector{Tensor})
     for x in order
         op = x.op
         op === nothing && continue
+        (any(is_frozen, x.inputs) || (op.view !== nothing && op.backward! isa Joint)) && throw(ConfigurationError("forward!: " *
+            "$(op.name) depends on what the graph does not know how to compute again (a comparison or an order of variables, a " *
+            "checkpoint, a custom rule); call the function again"))
         inputs = all_readable(x.inputs, op)
         if op.view !== nothing
             # A view sees what it is of, but for a layout that has none, which is copied.

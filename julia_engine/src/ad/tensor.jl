@@ -99,6 +99,9 @@ next_level() = Threads.atomic_add!(LEVELS, 1)
 
 const NO_INPUTS = Tensor[]
 const NO_ATTRS = attributes()
+"""Of what was computed from variables by an op that no derivative passes, and of what follows from that: no node of a graph."""
+const FROZEN = attributes(:frozen => true)
+is_frozen(x::Tensor) = x.op === nothing && x.attrs === FROZEN
 
 # Leaves ---------------------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ Base.:*(s::UniformScaling, x::Tensor) = product(x, s.λ)
 
 # Norms and determinants -------------------------------------------------------------------------------------------------
 
-"""The norm of any order `p`, by elements scaled to the largest one; subgradient 0 at the origin."""
+"""The norm of any order `p`, by elements scaled to the one that counts most; subgradient 0 at the origin."""
 function norm_of_order(x::Tensor, p::Real, dims)
     isempty(x.dims) || length(x) > 0 || return norm(x; dims=dims)
     p == Inf && return maximum(abs.(x); dims=dims)
@@ -91,8 +91,8 @@ function norm_of_order(x::Tensor, p::Real, dims)
     p == 0 && return count(x; dims=dims)
     axes_ = normalize_axes(dims, ndims(x))
     sizes = ABS(x)
-    largest = STOP_GRADIENT(apply(MAX, Tensor[sizes], attributes(:axes => axes_, :keep => true)))
-    scale = choose(LOGICAL_AND(GREATER(largest, 0), ISFINITE(largest)), largest, 1)
+    most = STOP_GRADIENT(apply(p < 0 ? MIN : MAX, Tensor[sizes], attributes(:axes => axes_, :keep => true)))
+    scale = choose(LOGICAL_AND(GREATER(most, 0), ISFINITE(most)), most, 1)
     total = apply(SUM, Tensor[elementwise_power(DIV(sizes, scale), p)], attributes(:axes => axes_, :keep => true))
     empty_ = p > 0 ? EQUAL(total, 0) : ISINF(total)
     y = MUL(scale, choose(empty_, 0, elementwise_power(choose(empty_, 1, total), 1 / p)))
