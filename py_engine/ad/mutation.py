@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from sys import getrefcount
 from typing import Any, TypeAlias
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -200,10 +200,11 @@ def _changed(what: str) -> ReplayError:
 class Watch:
     """A list, a mask or a setting whose values became part of a traced function, and would not be read anew."""
 
-    __slots__ = ("kind", "source", "values", "what")
+    __slots__ = ("kind", "source", "tensor", "values", "what")
 
-    def __init__(self, source: Any, what: str) -> None:
+    def __init__(self, source: Any, what: str, tensor: Tensor | None = None) -> None:
         self.source, self.what = source, what
+        self.tensor = None if tensor is None else ref(tensor)  # whose array the source is, and may be another
         values = np.array(source)
         self.kind = values.shape, values.dtype
         self.values = Snapshot(values)
@@ -217,6 +218,9 @@ class Watch:
 
     def check(self, _unchanged: set[object]) -> None:
         """Raise `ReplayError` if the values are others now."""
+        tensor = None if self.tensor is None else self.tensor()
+        if tensor is not None and tensor.data is not self.source:
+            raise _changed(self.what)
         try:
             now = np.asarray(self.source)
             same = (now.shape, now.dtype) == self.kind and self.values.fits(now)
@@ -226,10 +230,10 @@ class Watch:
             raise _changed(self.what)
 
 
-def watch(source: Any, what: str) -> None:
-    """While a function is traced, note that it took the values of something that may change."""
+def watch(source: Any, what: str, tensor: Tensor | None = None) -> None:
+    """While a function is traced, note that it took the values of something that may change, or a tensor's array."""
     if STATE.watched is not None:
-        STATE.watched.append(Watch(source, what))
+        STATE.watched.append(Watch(source, what, tensor))
 
 
 def captured(watched: Iterable[Any]) -> list[Any]:
@@ -281,8 +285,9 @@ def watch_setting(value: Any) -> None:
     if STATE.watched is None:
         return
     if isinstance(value, Tensor):
-        value = value.data
-    if isinstance(value, np.ndarray):
+        if value.data is not None:
+            watch(value.data, "an array", value)
+    elif isinstance(value, np.ndarray):
         watch(value, "an array")
     elif isinstance(value, list):
         with suppress(ValueError):  # of lists of different lengths: its reader refuses it

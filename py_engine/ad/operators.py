@@ -145,7 +145,7 @@ class Operators:
     def _taken(self: Tensor) -> Array:
         """Return the values to take Python numbers of, which a replay would not read anew: a trace watches them."""
         if STATE.watched is not None and self.data is not None and self.__class__ is not Literal:
-            watch(self.data, "a tensor")
+            watch(self.data, "a tensor", self)
         return self.numpy()
 
     def detach(self: Tensor) -> Tensor:

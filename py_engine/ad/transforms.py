@@ -448,7 +448,7 @@ def _variable(
         place = f"argument {argument}, {path}," if path else f"argument {argument}"
         raise NotDifferentiableError(f"{name}: {place} is of {_called(leaf, x.dtype)}{_advice(x.dtype)}")
     if isinstance(x, Tensor):
-        if x.level or x.data is None:
+        if x.level or x.data is None or STATE.trace is not None:  # a trace reads what the tensor holds by then
             return variable(x, level)
         x = x.data
     found = Tensor(x)

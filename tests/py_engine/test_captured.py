@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import numpy as np
@@ -255,3 +256,57 @@ def test_arguments_that_are_no_numbers_are_named(wrong):
         pe.compile(lambda x, c: x * 2)(np.ones(3), wrong)
     with pytest.raises(DTypeError, match=r"compile: argument \[1\]\['c'\] is of"):
         pe.compile(lambda x, c: x * 2)(np.ones(3), {"b": 1.0, "c": wrong})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, t: x * float(t[0]),
+        lambda x, t: pe.grad(lambda w: np.sum(w * w * x))(t),
+        lambda x, t: x[t > 0],
+        lambda x, t: np.quantile(x, t[0] / 10),
+        lambda x, t: pe.jvp(lambda w: w * x, (t,), (np.ones(4),))[1] * t,
+    ],
+    ids=["a number", "differentiated by", "a mask", "a share", "a tangent"],
+)
+def test_a_tensor_whose_data_is_replaced_is_refused_where_the_trace_took_its_values(function):
+    t = Tensor(floats())
+    compiled = pe.compile(lambda x: function(x, t))
+    np.testing.assert_allclose(compiled(X), function(Tensor(X), t).numpy())
+    t.data = -floats()
+    try:
+        found = compiled(X)
+    except (ReplayError, TraceError):
+        return
+    np.testing.assert_allclose(found, function(Tensor(X), t).numpy())
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, 1), (1, 2)), ((), (1,))])
+def test_an_array_that_is_reshaped_in_place_is_refused(before, after):
+    w = np.ones(before)
+    compiled = pe.compile(lambda x: x + w)
+    compiled(np.zeros(after[-1:]))
+    w.resize(after, refcheck=False)
+    with pytest.raises((ReplayError, ValueError)):
+        compiled(np.zeros(after[-1:]))
+
+
+@pytest.mark.parametrize("size", [3, 10_000])
+def test_rules_that_run_in_a_replay_see_the_caller_s_context(size):
+    factor = ContextVar("factor", default=1.0)
+    seen = []
+    rule = pe.custom_rule(lambda x: seen.append(factor.get()) or x * factor.get(), vjp=lambda g, y, x: g)
+    compiled = pe.compile(lambda x: rule(x) * 2)
+    compiled(np.ones(size))
+    token = factor.set(3.0)
+    try:
+        found = compiled(np.ones(size))
+    finally:
+        factor.reset(token)
+    assert (found == 2 * seen[-1]).all() and (len(seen) == 1 or seen[-1] == 3), (
+        "run once when traced, or in every replay"
+    )
+    with np.errstate(all="raise"):
+        assert not np.isfinite(pe.compile(lambda x: rule(x) / 0 * x)(np.ones(size))).any(), (
+            "as ever, silent in a replay"
+        )

@@ -71,7 +71,8 @@ def straight_line(program: Program) -> tuple[str, Scalar] | None:
             else:
                 names[id(x)] = own = f"c{len(captured) // 2}"
                 captured.update({f"array_{own}": x.data, f"tensor_{own}": x})
-                lines.append(f"    {own} = array_{own}.item() if tensor_{own}.data is array_{own} else edge()")
+                is_as_before = f"tensor_{own}.data is array_{own} and not array_{own}.shape"
+                lines.append(f"    {own} = array_{own}.item() if {is_as_before} else edge()")
         return names[id(x)]
 
     for equation in program.equations:

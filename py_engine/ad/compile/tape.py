@@ -32,7 +32,7 @@ from py_engine.ad.compile.products import (
 )
 from py_engine.ad.compile.reassociation import add_early
 from py_engine.ad.compile.straight_line import Scalar, straight_line
-from py_engine.ad.compile.zero_copy import ZeroCopyCall
+from py_engine.ad.compile.zero_copy import Silent, ZeroCopyCall
 from py_engine.ad.memory import aligned_zeros
 from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape, described
 from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
@@ -82,6 +82,14 @@ def distinct_bytes(x: Array) -> int:
     elements = math.prod(n for n, step in zip(x.shape, x.strides, strict=True) if step or not n)
     reached = sum((n - 1) * abs(step) for n, step in zip(x.shape, x.strides, strict=True)) + x.itemsize
     return min(elements * x.itemsize, reached) if x.size else 0
+
+
+class _CallersContext:
+    """The context of who calls, but that numpy is silent in it."""
+
+    def run(self, function: Callable[[], Any], /) -> Any:
+        with np.errstate(all="ignore"):
+            return function()
 
 
 class Tape:
@@ -184,8 +192,12 @@ class Tape:
         self._calls: list[Call] = [call for step in self.instructions for call in step.calls]
         # Non-finite results are found and explained by diagnose(). Entering a context in which numpy is silent takes
         # a tenth of the time that np.errstate does, which is as much as two calls of a small tape.
-        self._silent = contextvars.copy_context()
-        self._silent.run(np.seterr, all="ignore")
+        self._silent: Silent
+        if any(equation.op.opaque for equation in program.equations):
+            self._silent = _CallersContext()  # which code of the user's own may read, and change
+        else:
+            self._silent = contextvars.copy_context()
+            self._silent.run(np.seterr, all="ignore")
         self._zero_copy: ZeroCopyCall | None = None  # made by the first replay
         self._replaying = False
 
@@ -219,7 +231,7 @@ class Tape:
             for watched in self._watched:
                 watched.check(unchanged)
         for x, array in self._read:
-            if x.data is not array:
+            if x.data is not array or array.shape != x.shape or array.dtype != x.dtype:
                 raise replaced(x)
 
     def _run(self) -> None:
@@ -682,7 +694,7 @@ def _placeable(equation: Equation, ops_of: Mapping[int, Op], needed_whole: set[i
     may lie apart.
     """
     places = [] if equation.op.places is None else equation.op.places(**equation.attrs)
-    whole = _dummy(equation.output)
+    whole, counts = _dummy(equation.output), Counter(map(id, equation.inputs))
     parts = []
     for a, index in zip(equation.inputs, places, strict=False):
         place, op = whole[index], ops_of.get(id(a))
@@ -690,7 +702,7 @@ def _placeable(equation: Equation, ops_of: Mapping[int, Op], needed_whole: set[i
             fits = place.ndim == 2 and op.accepts is not None and op.accepts(place)
         else:
             fits = op is not None and op.elementwise and place.flags.c_contiguous
-        if fits and id(a) not in needed_whole and sum(a is b for b in equation.inputs) == 1:
+        if fits and id(a) not in needed_whole and counts[id(a)] == 1:
             parts.append(a)
     return parts
 

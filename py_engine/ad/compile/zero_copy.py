@@ -7,9 +7,8 @@ computed in is new in every replay, so that none shares memory with an argument 
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -25,6 +24,13 @@ Step: TypeAlias = tuple[Equation, Sequence[Call]]
 
 Place: TypeAlias = tuple[Any, int | str]
 """The arguments of a call, a list or a dict, and where in them an array is."""
+
+
+class Silent(Protocol):
+    """Where numpy is silent: a context, as of `contextvars`."""
+
+    def run(self, function: Callable[[], Any], /) -> Any:
+        """Call the function there."""
 
 
 class ZeroCopyCall:
@@ -44,7 +50,7 @@ class ZeroCopyCall:
         inputs: Sequence[Array],
         outputs: Sequence[Array],
         steps: Sequence[Step],
-        silent: contextvars.Context,
+        silent: Silent,
     ) -> None:
         readers: dict[int, list[Step]] = {}
         for step in steps:

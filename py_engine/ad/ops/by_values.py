@@ -32,7 +32,7 @@ def known(function: str, x: Tensor) -> Array:
             f"{function}: the shape of its result depends on values, which a traced function cannot have; use where() "
             "and a reduction, or call the function eagerly"
         )
-    watch(x.data, f"an argument of {function}")
+    watch(x.data, f"an argument of {function}", x)
     return x.data
 
 

@@ -338,7 +338,10 @@ def _integer_arrays(item: Any, lengths: Shape) -> list[Tensor]:
                 "getitem: a boolean mask gives a shape that depends on values, which a traced function "
                 "cannot have; use where() and a sum, or call the function eagerly"
             )
-        watch(item if isinstance(item, list) else array.data, "a boolean mask")
+        if isinstance(item, list):
+            watch(item, "a boolean mask")
+        else:
+            watch(array.data, "a boolean mask", array)
         return [Tensor(positions) for positions in np.nonzero(array.data)]
     if isinstance(item, list):
         watch(item, "an index list")
