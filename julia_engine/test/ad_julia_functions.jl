@@ -152,7 +152,7 @@ end
         @test all(isfinite, run(grad(f))(x)) && isfinite(jvp(f, (x,), (weights,))[2])
     end
     y = Float32[3 1; 1 1/3+1f-4]  # what rounding leaves, divided by 1e-4, would count
-    f(x) = sum(svd(x).U .* [1 2; 3 4])
+    f(x) = sum(svd(x).U .^ 2 .* [1 2; 3 4])
     @test isapprox(grad(f)(y), grad(f)(Float64.(y)); rtol=1e-2)
 end
 

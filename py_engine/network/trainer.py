@@ -381,7 +381,7 @@ class Trainer:
         loss, accuracy = Mean(), Accuracy(self.loss.ignored_class)
         labels = y.argmax(-1) if self._one_hot else y
         # Of a loss that is no mean the parts' values say nothing of the whole.
-        for part in _parts(len(x)) if self.loss.is_mean else [slice(0, len(x))]:
+        for part in _parts(len(x)) if self.loss.is_mean or not len(x) else [slice(0, len(x))]:
             logits, value = self._forward(x[part], y[part])
             if weight := self.loss.weight(labels[part]):
                 loss.add(value.item(), weight)

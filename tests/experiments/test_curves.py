@@ -23,7 +23,7 @@ def reference() -> dict[str, np.ndarray]:
 
 
 def few_steps(name: str, model: str) -> np.ndarray:
-    return curves.curve(name, spec.load(curves.MODELS / f"{model}.toml"), epochs=2, count=48, batch=16)
+    return curves.curve(name, spec.load(curves.MODELS_DIR / f"{model}.toml"), epochs=2, count=48, batch=16)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -46,7 +46,7 @@ def test_every_engine_has_the_same_losses(
 
 
 def test_the_text_is_of_known_letters_and_the_targets_are_the_next_ones() -> None:
-    model = spec.load(curves.MODELS / "char-transformer.toml")
+    model = spec.load(curves.MODELS_DIR / "char-transformer.toml")
     x, y = curves.rows(model, 20)
     assert model.vocabulary == len(curves.LETTERS)
     np.testing.assert_array_equal(x[:, 1:], y[:, :-1])

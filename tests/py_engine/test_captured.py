@@ -261,9 +261,9 @@ def test_arguments_that_are_no_numbers_are_named(wrong):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, t: x * float(t[0]),
+        lambda x, t: x * t.item(0),
         lambda x, t: pe.grad(lambda w: np.sum(w * w * x))(t),
-        lambda x, t: x[t > 0],
+        lambda x, t: x[np.array(t) > 2],
         lambda x, t: np.quantile(x, t[0] / 10),
         lambda x, t: pe.jvp(lambda w: w * x, (t,), (np.ones(4),))[1] * t,
     ],
@@ -279,6 +279,15 @@ def test_a_tensor_whose_data_is_replaced_is_refused_where_the_trace_took_its_val
     except (ReplayError, TraceError):
         return
     np.testing.assert_allclose(found, function(Tensor(X), t).numpy())
+
+
+def test_a_mask_that_is_a_tensor_whose_data_is_replaced_is_refused():
+    mask = Tensor(floats() > 2)
+    compiled = pe.compile(lambda x: x[mask])
+    np.testing.assert_array_equal(compiled(X), X[2:])
+    mask.data = floats() <= 2
+    with pytest.raises(ReplayError, match="boolean mask"):
+        compiled(X)
 
 
 @pytest.mark.parametrize(("before", "after"), [((2, 1), (1, 2)), ((), (1,))])

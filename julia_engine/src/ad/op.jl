@@ -216,8 +216,9 @@ function apply_several(op::Op, inputs::Vector{Tensor}, attrs::Attributes)
     requires_grad = level > 0 && now.grad_enabled && !op.constant
     data = symbolic ? fill(nothing, length(kinds)) : compute_several(op, all_readable(inputs, op), kinds, attrs)
     kept = symbolic || requires_grad || now.trace !== nothing
+    constants = (level > 0 && now.grad_enabled) || any(is_frozen, inputs) ? FROZEN : NO_ATTRS
     results = Tensor[
-        Tensor(m, T, dims, kept ? op : nothing, kept ? inputs : NO_INPUTS, kept ? attrs : NO_ATTRS, requires_grad && T in FLOATS,
+        Tensor(m, T, dims, kept ? op : nothing, kept ? inputs : NO_INPUTS, kept ? attrs : constants, requires_grad && T in FLOATS,
             nothing, "", now.scope, false) for (m, (dims, T)) in zip(data, kinds)]
     kept || return results
     for x in results

@@ -657,7 +657,8 @@ def _interp(
         point, same = where(inside, at, low), equal(high, low)
         slope = (second - first) / where(same, 1, high - low)
         # At the last place the derivative is that from below, as JAX's.
-        at_high = where(isfinite(slope), slope, 0) * (point - high) + second
+        gap = point - high
+        at_high = where(isfinite(slope), slope, 0) * where(isnan(gap), 0, gap) + second
         middle = where(same, second, where(equal(point, high), at_high, slope * (point - low) + first))
         # Between places, or values, that are infinite numpy begins at the upper one, and takes what both have.
         middle = where(isnan(middle), slope * (point - high) + second, middle)
