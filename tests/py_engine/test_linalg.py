@@ -237,7 +237,7 @@ def test_vectors_of_a_small_singular_value_have_derivatives(shape, rng):
         for name, of in (("u", 0), ("v", 2)):
             if not complete[name]:
                 continue
-            weights = rng.standard_normal(np.linalg.svd(x, full_matrices=False)[of].shape)
+            weights = rng.standard_normal(np.linalg.svd(x, full_matrices=False)[of].shape).astype(dtype)
 
             def by(x, of=of, weights=weights):
                 return np.sum(np.linalg.svd(x, full_matrices=False)[of] ** 2 * weights)

@@ -231,7 +231,7 @@ class Tape:
             for watched in self._watched:
                 watched.check(unchanged)
         for x, array in self._read:
-            if x.data is not array or array.shape != x.shape or array.dtype != x.dtype:
+            if x.data is not array or (array is not None and (array.shape != x.shape or array.dtype != x.dtype)):
                 raise replaced(x)
 
     def _run(self) -> None:
