@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from bridge.errors import TwinGradError
@@ -80,6 +81,42 @@ def memory_bytes() -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
+
+
+CORES = Path("/proc/stat")
+"""Where Linux counts what its cores do, in its first line."""
+
+
+class OthersShare:
+    """Counts from when it is made which share of the machine's cores others had: processes that this one did not start.
+
+    The host of a virtual machine counts, too, where the system says what it took. A process that this one started
+    counts as its own once it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._before = _processor_seconds()
+
+    def value(self) -> float | None:
+        """The share since then, from 0 to 1; None where the system does not say."""
+        if self._before is None or (now := _processor_seconds()) is None:
+            return None
+        everything, idle, own = (after - before for after, before in zip(now, self._before, strict=True))
+        return min(1.0, max(0.0, (everything - idle - own) / everything)) if everything > 0 else None
+
+
+def _processor_seconds() -> tuple[float, float, float] | None:
+    """The seconds of all cores since the system started, those without work, and those of this process and its own."""
+    try:
+        import resource
+
+        words = CORES.read_text(encoding="ascii").split(maxsplit=9)
+        ticks, tick = [int(word) for word in words[1:9]], os.sysconf("SC_CLK_TCK")
+        idle = ticks[3] + ticks[4]  # with nothing to do, and waiting for a disk
+    except (OSError, ValueError, IndexError, ImportError):  # the file is Linux's and the module Unix's
+        return None
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(ticks) / tick, idle / tick, sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def versions(distributions: Iterable[str]) -> dict[str, str]:

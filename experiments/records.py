@@ -71,7 +71,7 @@ _RECORD: Mapping[str, Any] = {
     "provenance": {
         **{name: "text" for name in ("commit", "cpu_model", "created", "python", "engine_digest")},
         **{"dirty": "flag?", "versions": {"*": "text"}, "blas?": "text", "machine?": {"label": "text"}},
-        **{"memory_bytes?": "number?", "threads?": "count"},
+        **{"memory_bytes?": "number?", "threads?": "count", "others_share?": "number?"},
     },
     "startup?": {"import_seconds?": "number?", "build_seconds?": "number?"},
     "epochs?": [EPOCH],

@@ -72,7 +72,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("first_epoch_seconds", "later_epoch_seconds", "total_seconds", "total_seconds_with_evaluation"),
         *("train_accuracy", "test_accuracy", "test_loss", "bytes_first_epoch", "bytes_later_epochs"),
         *("peak_rss_bytes", "commit", "dirty", "cpu_model", "machine", "blas", "python", "framework_version"),
-        *("engine_digest", "training_digest", "job", "created"),
+        *("engine_digest", "training_digest", "job", "created", "others_share"),
     ),
     "epochs": (
         *("key", "paper", "engine", "label", "seed", "measure", "threads", "data_source", "epoch", "seconds"),
@@ -83,7 +83,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     **{name: measure.columns for name, measure in RECORDED.items() if measure.columns},
 }
 LATER_COLUMNS = (
-    *("machine", "job", "blas", "training_digest"),
+    *("machine", "job", "blas", "training_digest", "others_share"),
     *(name for measure in RECORDED.values() for name in measure.later_columns),
 )
 """Columns that older tidy files may lack: they are read as empty, and the machine as the name of its CPU."""
@@ -482,6 +482,7 @@ def _run_row(record: Record, engine: str, status: str, error: str | None, engine
         "training_digest": _training_digest(record),
         "blas": record["blas"].get(engine, ""),
         "python": provenance["python"],
+        "others_share": provenance.get("others_share"),
     }
 
 

@@ -302,7 +302,7 @@ class Sweep:
             progress.start(str(job), job.kind.steps(job))
             if self._prepare(job.engines):  # which may have found out what the key needs
                 record = skeleton(job, task, work.dataset)
-            start = time.perf_counter()
+            start, others = time.perf_counter(), provenance.OthersShare()
             try:
                 for parts in job.kind.run(assignment(job, task, slot, progress)):
                     record.update(parts)
@@ -321,6 +321,8 @@ class Sweep:
                 for name, entrant in record.get("entrants", {}).items():
                     entrant["error"] = failures.get(name) or record["error"]
             record["seconds"] = time.perf_counter() - start
+            if job.kind.timed and (share := others.value()) is not None:
+                record["provenance"]["others_share"] = share
             if self.leases is not None and not self.leases.holds(record["job"]):
                 self._others[number] = Owner()
                 progress.note(

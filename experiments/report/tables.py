@@ -474,6 +474,7 @@ def provenance(view: View) -> Table:
                 "python": row_helpers.distinct(runs["python"]),
                 "dtype": row_helpers.distinct(runs["dtype"]),
                 "dataset_digest": row_helpers.distinct(runs["dataset_digest"].map(row_helpers.short)),
+                "others_share": runs["others_share"].max(),
                 "created": row_helpers.days(runs["created"]),
             }
         )
@@ -486,6 +487,7 @@ def provenance(view: View) -> Table:
         "python",
         "dtype",
         "dataset_digest",
+        "others_share",
         "created",
     )
     return row_helpers.table_of(
@@ -499,11 +501,14 @@ def provenance(view: View) -> Table:
             column("BLAS", "blas", align="left"),
             column("Python", "python", align="left"),
             column("data", "dataset_digest", align="left"),
+            column("others", "others_share", share),
             column("run on", "created", align="left"),
         ],
         rows,
         [
-            "Source and data are the first digits of their digests; a commit with a plus sign had uncommitted changes.",
+            "Source and data are the first digits of their digests; a commit with a plus sign had uncommitted changes. "
+            "Others: which share of the cores other processes, or the host of a virtual machine, had during a run, "
+            "the largest of all runs; older records do not say.",
             *([f"{view.left_out} older or other runs in the same folder are not shown."] if view.left_out else []),
         ],
         measures[0],

@@ -315,6 +315,7 @@ def _add_run(
             "python": "3.11.0",
             "framework_version": "numpy 2.0.0" if engine == "numpy" else "torch 2.0.0",
             "engine_digest": "e" * 64,
+            "others_share": 0.01 * (seed + 1) if timed else None,
         }
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,3 +76,32 @@ def test_what_decides_how_memory_is_allocated_is_among_the_settings(monkeypatch:
     monkeypatch.setenv("NO_MALLOC_", "1")
     added = {"MALLOC_ARENA_MAX": "1", "LD_PRELOAD": "another.so"}
     assert provenance.settings() == {"settings": before.get("settings", {}) | added}
+
+
+def test_what_others_had_of_the_cores_leaves_out_what_ran_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([(100.0, 40.0, 5.0), (120.0, 50.0, 12.0), (120.0, 40.0, 5.0), (100.0, 40.0, 5.0), None])
+    monkeypatch.setattr(provenance, "_processor_seconds", lambda: next(moments))
+    assert provenance.OthersShare().value() == pytest.approx((20 - 10 - 7) / 20)
+    later = provenance.OthersShare()
+    assert later.value() is None  # no time has passed: a clock that went backwards says nothing
+    assert later.value() is None  # nor does a system that says nothing
+
+
+def test_cores_without_other_work_are_seen_as_such() -> None:
+    others = provenance.OthersShare()
+    until = time.perf_counter() + 0.2
+    while time.perf_counter() < until:
+        subprocess.run(["true"], check=True)
+    found = others.value()
+    assert found is not None and 0 <= found <= 1
+
+
+@pytest.mark.parametrize("contents", ["", "cpu 1 2", "cpu a b c d e f g h i j", None])
+def test_a_system_that_does_not_count_has_no_share(
+    contents: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tmp_path / "stat"
+    if contents is not None:
+        found.write_text(contents)
+    monkeypatch.setattr(provenance, "CORES", found)
+    assert provenance.OthersShare().value() is None

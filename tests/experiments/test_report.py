@@ -768,6 +768,7 @@ def test_the_newest_run_decides_data_and_profile(fake: ModuleType, view_of: View
     view = view_of(old, new)
     assert (view.data_source, view.profile) == ("sample", "quick")
     assert row(tables.performance(view), "numpy")["seeds"] == 2
+    assert row(tables.provenance(view), "numpy")["others_share"] == 0.02, "the largest of two seeds"
     assert set(view.table("race")["data_source"]) == {"sample"}
     assert view.left_out == len([run for run in old["runs"] if run["measure"] in TRAINED])
     assert f"{view.left_out} older or other runs" in notes(tables.provenance(view))

@@ -415,13 +415,17 @@ def test_all_engines_start_from_the_same_weights_and_see_the_same_batches(paper:
     assert orders[0] != orders[1]
 
 
-def test_a_record_says_where_its_numbers_come_from(paper: Paper, tmp_path: Path) -> None:
+def test_a_record_says_where_its_numbers_come_from(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance.OthersShare, "value", lambda _: 0.07)
     record = only(swept(tmp_path, sweep.plan(paper, engine_names=["numpy"], seeds=1, measures=["time"])).records)
     origin = record["provenance"]
     for name in ("commit", "dirty", "cpu_model", "machine", "cores", "threads", "python", "numpy", "created"):
         assert origin[name] not in (None, ""), name
     for name in ("engine_digest", "spec_digest", "weights_digest"):
         assert len(origin[name]) >= 16, name
+    assert origin["others_share"] == 0.07
     assert record["blas"] == {"numpy": "numpy blas"}
     assert record["data"] == {
         "name": "mnist",
