@@ -12,7 +12,8 @@ the work needs, and those of the machine's largest cache; of a step what its thr
 
 The graph is one sine of ten numbers after another. Timed are the eager gradient, and of our engines also the first call
 of the compiled gradient, which traces and plans it, and a later call, which replays it: in numpy and PyTorch by this
-file, in a separate process, in Julia by `growth.jl`.
+file, in a separate process, in Julia by `growth.jl`. The engines' times are of different minutes, of which one may be
+slower: so a graph of `PEER_NODES` is also given to numpy and PyTorch alternately.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge import memory
+from bridge import memory, registry
 from bridge import spec as model_spec
 from bridge.child import import_path
 from bridge.errors import EngineUnavailableError, WorkerError
@@ -38,7 +42,7 @@ from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.find import find
 from bridge.session import Optimizer
 from bridge.worker import Worker, environment
-from experiments import machine
+from experiments import machine, testing
 from experiments.data import generated
 from experiments.measures import roofline
 from experiments.measures.ablation import chunk, warm
@@ -58,10 +62,19 @@ CHUNK_SECONDS = 0.2
 ONCE_SECONDS, CALL_SECONDS = 5.0, 30.0
 """What a call takes, at most, that is repeated, and one that a larger graph follows."""
 ELEMENTS = 10
+PEER, PEER_NODES, PEER_ROUNDS = "torch", 10_000, 20
+"""The engine beside which numpy's eager gradient is timed, of a graph of so many nodes, and in how many rounds."""
+BESIDE_PEER = ("peer_ratio", "peer_low", "peer_high")
+"""Fields of that graph's row: the time over the peer's in the same round, the median and its confidence interval."""
+ON_REQUEST = "on request"
+"""The kind of calls of a process that waits before each for a line of its input."""
 FIRST = "first"
 """What is timed of a network beside its step: `build` and the first step."""
 EXPLAINING = ("collecting_seconds", "held_bytes", "cache_bytes", "threads_in_step", "system_seconds")
 """Fields of a row that older records lack."""
+
+EAGER = "eager gradient"
+"""What is timed of a graph in every engine."""
 
 _START = "import json, sys; start = json.loads(sys.argv[1]); sys.path[:] = start['path']; "
 
@@ -109,7 +122,8 @@ def run(given: Assignment) -> Parts:
         yield given.blas(worker)
     if given.engines[0] in KINDS:
         for row in of_graphs(given.engines[0], given.settings[NODES]):
-            rows.append({"series": NODES, **row, "cache_bytes": machine.machine().cache_bytes})
+            beside = beside_peer(PEER_NODES) if is_beside_peer(given.engines[0], row) else {}
+            rows.append({"series": NODES, **row, **beside, "cache_bytes": machine.machine().cache_bytes})
         given.watcher.step()
     yield {"growth": rows}
 
@@ -175,13 +189,63 @@ def of_graphs(engine: str, nodes: Sequence[int]) -> Iterator[Row]:
             _command(engine, kind, nodes), env=variables, capture_output=True, encoding="utf-8", check=False
         )
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["nothing"])[-1][-500:]
-            raise WorkerError(f"engine {engine}: its graphs can't be timed; its process last said: {said}")
+            raise _not_timed(engine, done.stderr)
         for line in done.stdout.splitlines():
             what, count, seconds, collecting, system, held = line.split("\t")
             row = {"what": what, "value": int(count), "seconds": float(seconds)}
             shares = dict(zip(SHARES, (float(collecting), float(system)), strict=True))
             yield row | shares | ({"held_bytes": int(held)} if held else {})
+
+
+def is_beside_peer(engine: str, row: Row) -> bool:
+    """Whether what was timed has the peer's time as its target, and the peer is there."""
+    asked = (engine, row["what"], row["value"]) == ("numpy", EAGER, PEER_NODES)
+    return asked and registry.get(PEER).availability().ok
+
+
+def beside_peer(nodes: int) -> Row:
+    """How long numpy's eager gradient of a graph takes beside the peer's: both are called alternately."""
+    with ExitStack() as stack:
+        ours, theirs = (stack.enter_context(_on_request(engine, nodes)) for engine in ("numpy", PEER))
+        ratios = [ours() / theirs() for _ in range(PEER_ROUNDS)]
+    low, high = testing.of_median(ratios) or (min(ratios), max(ratios))
+    return dict(zip(BESIDE_PEER, (statistics.median(ratios), low, high), strict=True))
+
+
+@contextmanager
+def _on_request(engine: str, nodes: int) -> Iterator[Callable[[], float]]:
+    """A process whose eager gradient of a graph can be timed: the call that does so, and returns its seconds."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as said,
+        subprocess.Popen(
+            _command(engine, ON_REQUEST, [nodes]),
+            env=dict(environment(1)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            encoding="utf-8",
+        ) as process,
+    ):
+
+        def timed() -> float:
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(OSError):  # of a process that has ended there is no answer
+                process.stdin.write("\n")
+                process.stdin.flush()
+            if not (line := process.stdout.readline()):
+                said.seek(0)
+                raise _not_timed(engine, said.read())
+            return float(line)
+
+        try:
+            yield timed
+        finally:
+            process.kill()  # it waits for the next request
+
+
+def _not_timed(engine: str, said: str) -> WorkerError:
+    last = (said.strip().splitlines() or ["nothing"])[-1][-500:]
+    return WorkerError(f"engine {engine}: its graphs can't be timed; its process last said: {last}")
 
 
 def _command(engine: str, kind: str, nodes: Sequence[int]) -> list[str]:
@@ -197,7 +261,12 @@ def _command(engine: str, kind: str, nodes: Sequence[int]) -> list[str]:
 
 def main(start: Mapping[str, Any]) -> None:
     """Time an engine's graphs in a separate process, and print what was found, as `growth.jl` does."""
-    timed = IN_PYTHON[start["engine"]]()[start["kind"]]
+    kinds = IN_PYTHON[start["engine"]]()
+    if start["kind"] == ON_REQUEST:
+        for _ in sys.stdin:
+            print(*(seconds for seconds, *_ in kinds["eager"](start[NODES][0]).values()), flush=True)
+        return
+    timed = kinds[start["kind"]]
     timed(1)
     before = _peak()
     for count in start[NODES]:
@@ -233,7 +302,7 @@ def _of_numpy() -> dict[str, Timed]:
         return pe.grad(chain)
 
     def eager(count: int) -> dict[str, Seconds]:
-        return {"eager gradient": _least(gradient(count), x)}
+        return {EAGER: _least(gradient(count), x)}
 
     def compiled(count: int) -> dict[str, Seconds]:
         function = gradient(count)
@@ -261,7 +330,7 @@ def _of_torch() -> dict[str, Timed]:
                 y = torch.sin(y)
             return torch.autograd.grad(y.sum(), x)
 
-        return {"eager gradient": _least(gradient, x)}
+        return {EAGER: _least(gradient, x)}
 
     return {"eager": eager}
 
@@ -321,6 +390,7 @@ MEASURE = Measure(
             {
                 **{"series": "text", "value": "count", "what": "text", "seconds": "number"},
                 **dict.fromkeys(("limit_seconds?", "collecting_seconds?", "system_seconds?"), "number"),
+                **dict.fromkeys((f"{name}?" for name in BESIDE_PEER), "positive"),
                 **dict.fromkeys(("held_bytes?", "cache_bytes?"), "count"),
                 "threads_in_step?": "text?",
             },
@@ -336,9 +406,9 @@ MEASURE = Measure(
     steps=lambda job: ROUNDS * sum(len(series.sizes) for series in job.paper.series) + 1,
     columns=(
         *("key", "paper", "engine", "label", "threads", "profile", "series", "value", "what", "seconds"),
-        *("limit_seconds", *EXPLAINING, "data_source", "cpu_model", "machine", "commit", "created"),
+        *("limit_seconds", *EXPLAINING, *BESIDE_PEER, "data_source", "cpu_model", "machine", "commit", "created"),
     ),
     later=True,
-    later_columns=EXPLAINING,
+    later_columns=(*EXPLAINING, *BESIDE_PEER),
     summary=("series", "value", "what", "seconds"),
 )

@@ -17,7 +17,16 @@ import numpy as np
 import pandas as pd
 
 from experiments.formats import MISSING, duration, fixed, given, percent, significant
-from experiments.measures.growth import EXPLAINING, NODES, ONCE_SECONDS, SHARES
+from experiments.measures.growth import (
+    BESIDE_PEER,
+    EAGER,
+    EXPLAINING,
+    NODES,
+    ONCE_SECONDS,
+    PEER_NODES,
+    PEER_ROUNDS,
+    SHARES,
+)
 from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.sizes import TARGETS, origin, points
@@ -38,9 +47,7 @@ the largest size; and the exponents without the larger of these times, of the si
 largest cache, and of the others.
 """
 
-EAGER, FIRST_CALL = "eager gradient", "first call, compiled"
-EAGER_NODES = 10_000
-"""Nodes of the graph whose eager gradient is to take numpy no longer than it takes PyTorch."""
+FIRST_CALL = "first call, compiled"
 COMPILED_NODES, COMPILED_SECONDS = 100, 0.02
 """Nodes of the graph for which the first call of `compile` is to take no longer than these seconds."""
 
@@ -233,6 +240,8 @@ def growth_seconds(view: View) -> Table:
             for one in found.to_dict("records"):
                 name = one["engine"]
                 row |= {f"{name}_s": one["seconds"], f"{name}_threads_in_step": one["threads_in_step"]}
+                if not empty(one["peer_ratio"]):
+                    row |= {name: one[name] for name in BESIDE_PEER}
             rows.append(row | _target(row))
     known = [row for row in rows if row["target"]]
     missed = [view.label(engine) for row in known for engine in row["missed"]]
@@ -240,21 +249,23 @@ def growth_seconds(view: View) -> Table:
         fields=(
             *("kind", "machine", "data", "group", "threads", "what", "value"),
             *(f"{engine}_{name}" for engine in engines for name in ("s", "threads_in_step")),
-            *("target", "target_s"),
+            *("target", "target_s", *BESIDE_PEER),
         ),
         columns=(
             column("timed", "what", align="left"),
             column("at", "value", lambda value: f"{int(value):,}"),
             column("threads", "threads", lambda value: str(int(value))),
             *(Column(view.label(engine), _seconds(engine)) for engine in engines),
-            Column("target", lambda row: str(row["target"]), align="left"),
+            Column("target", _target_text, align="left"),
         ),
         rows=tuple(rows),
         notes=(
             "Times are the least of several, and start-ups the least `build` with a first step less the least later "
             f"step; calls of over {given(ONCE_SECONDS)} s are timed once. The engines ran one after the other, each in "
             "its own process, so that differences of a few per cent say nothing. What a process does once, at its "
-            "first call of all, is not counted. Beside a step is what its threads do, where the engine says it. "
+            "first call of all, is not counted. Beside a step is what its threads do, where the engine says it. In "
+            f"brackets behind PyTorch's: numpy's time over it where {PEER_ROUNDS} calls of each alternate, the median "
+            "and its confidence interval, by whose lower end it is judged then. "
             f"× marks a time above its target: {len(missed)} of {sum(len(row['held']) for row in known)}.",
             *row_helpers.missing_notes(view, ("growth",), engines),
         )
@@ -269,8 +280,10 @@ def _target(row: Row) -> dict[str, Any]:
     graph = row["against"] == NODES
     reference = row.get(f"{REFERENCE}_s")
     found: dict[str, Any] = {"target": "", "target_s": None, "held": []}
-    if graph and (row["what"], row["value"]) == (EAGER, EAGER_NODES) and reference is not None:
+    if graph and (row["what"], row["value"]) == (EAGER, PEER_NODES) and reference is not None:
         found = {"target": "numpy: PyTorch's", "target_s": reference, "held": ["numpy"]}
+        if not empty(row.get("peer_low")):
+            return {**found, "missed": ["numpy"] if row["peer_low"] > 1 else []}
     elif graph and (row["what"], row["value"]) == (FIRST_CALL, COMPILED_NODES):
         found = {
             "target": f"{significant(1e3 * COMPILED_SECONDS, trim=True)} ms",
@@ -279,6 +292,12 @@ def _target(row: Row) -> dict[str, Any]:
         }
     held = [name for name in found["held"] if not empty(row.get(f"{name}_s"))]
     return {**found, "held": held, "missed": [name for name in held if row[f"{name}_s"] > found["target_s"]]}
+
+
+def _target_text(row: Row) -> str:
+    if empty(row.get("peer_ratio")):
+        return str(row["target"])
+    return f"{row['target']} ({fixed(row['peer_ratio'])} [{fixed(row['peer_low'])}, {fixed(row['peer_high'])}])"
 
 
 def _seconds(engine: str) -> Callable[[Row], str]:

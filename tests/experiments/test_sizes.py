@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bridge import weights
+from bridge import registry, weights
 from bridge.errors import SpecError, WorkerError
 from bridge.libjulia.find import Julia
 from bridge.session import Optimizer
@@ -607,6 +607,31 @@ def test_a_process_of_graphs_that_fails_is_named_with_its_last_words() -> None:
         list(growth.of_graphs("numpy", ["x"]))  # type: ignore[list-item]
 
 
+def test_the_eager_gradient_is_timed_beside_pytorch_alternately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "PEER_ROUNDS", 6)
+    found = growth.beside_peer(20)
+    assert list(found) == list(growth.BESIDE_PEER)
+    assert 0 < found["peer_low"] <= found["peer_ratio"] <= found["peer_high"]
+
+
+def test_a_process_that_is_called_alternately_and_ends_is_named() -> None:
+    with pytest.raises(WorkerError, match=r"engine numpy: its graphs can't be timed; .*integer"):
+        growth.beside_peer("x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_only_the_graph_with_a_target_is_timed_beside_pytorch(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"what": "eager gradient", "value": growth.PEER_NODES}
+    monkeypatch.setattr(registry.Registered, "availability", lambda _: registry.Availability(there, ""))
+    for engine, one, beside in (
+        ("numpy", row, there),
+        ("torch", row, False),
+        ("numpy", row | {"value": 20}, False),
+        ("numpy", row | {"what": "first call, compiled"}, False),
+    ):
+        assert growth.is_beside_peer(engine, one) is beside
+
+
 # What is made of the rows --------------------------------------------------------------------------------------------
 
 
@@ -926,6 +951,20 @@ def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_o
     )
     found = numbers.of_paper(view)
     assert (found["sizes.growth.count"]["text"], found["sizes.growth.rows"]["text"]) == ("2", "3")
+
+
+@pytest.mark.parametrize(("low", "missed"), [(0.97, []), (1.01, ["numpy"])])
+def test_what_was_called_alternately_is_judged_by_its_ratio(
+    low: float, missed: list[str], fake: ModuleType, view_of: ViewOf
+) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    for row in rows["growth"]:
+        if (row["engine"], row["series"], row["value"]) == ("numpy", "nodes", 10_000):
+            row |= {"seconds": 2e-4, "peer_ratio": 1.02, "peer_low": low, "peer_high": 1.04}  # PyTorch takes 1e-4
+    made = growth_tables.growth_seconds(view_of(rows, paper="sizes"))
+    (judged,) = (row for row in made.rows if row["held"])
+    assert judged["missed"] == missed
+    assert f"numpy: PyTorch's (1.02 [{low}, 1.04])" in [made.columns[-1].text(judged)]
 
 
 def test_tables_of_a_study_that_was_not_run_say_so(view_of: ViewOf) -> None:
