@@ -8,13 +8,27 @@ numpy engine's class of the same `op` is made with, and the line of text that re
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from bridge import toml
 from bridge.validation import LocatedError
@@ -34,9 +48,41 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$", max_length=64)]
 class Record(BaseModel):
     """Base of every table of a spec: unknown keys, NaN, Inf and values of another type are errors."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Describe each key by the docstring below it.
+
+        pydantic would read the docstrings of all classes whenever this module is imported, which takes a third of that.
+        """
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for kind in (kind for kind in reversed(cls.__mro__) if issubclass(kind, Record)):
+            for name, text in _docstrings(kind.__module__).get(kind.__name__, {}).items():
+                if name in properties:
+                    properties[name]["description"] = text
+        return schema
+
+
+@functools.cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """The docstrings below the attributes of a module's classes, by class and attribute; none without its source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):
+        return {}
+    return {
+        node.name: {
+            at.target.id: inspect.cleandoc(below.value.value)
+            for at, below in itertools.pairwise(node.body)
+            if isinstance(at, ast.AnnAssign) and isinstance(at.target, ast.Name)
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            if isinstance(below.value.value, str)
+        }
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 # --- Initialisers ---

@@ -89,15 +89,15 @@ def points(browser: Any, html: Path, folders: Sequence[Path] = SCRIPTS) -> dict[
     with served(html) as address:
         context = browser.new_context(viewport={"width": 1280, "height": 900})
         context.route(re.compile(r"/(index\.html)?(\?.*)?$|^https://"), answer)
+        page = context.new_page()  # one for all: a new page would be a new process of the browser
         for name in index["benchmarks"]:
-            page = context.new_page()
+            page.goto("about:blank")  # a document of its own for each: a change of the fragment alone loads nothing
             page.goto(f"{address}/index.html#{name}")
             try:
                 lines = page.wait_for_function(DRAWN, timeout=20_000).json_value()
             except Late:
                 lines = []
             found[name] = {label: count for label, count in lines if count}
-            page.close()
         context.close()
     return found
 

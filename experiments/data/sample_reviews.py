@@ -12,6 +12,7 @@ The vectors are normal(0, 0.4), about as far spread as GloVe's, and mean nothing
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
@@ -35,7 +36,7 @@ def reviews(name: str, instead_of: str, reason: str, rows: int, length: int, dim
     """
     texts, labels = generate(TRAIN_ROWS + TEST_ROWS)
     ids, vocabulary = text.encode(texts, np.arange(TRAIN_ROWS), rows, length)
-    x, y = ids.astype(np.int64), labels
+    x, y = ids.astype(np.int64), labels.copy()
     pretrained = {}
     if dimension is not None:
         generator = np.random.Generator(np.random.PCG64(SEED + 1))
@@ -61,12 +62,16 @@ def reviews(name: str, instead_of: str, reason: str, rows: int, length: int, dim
         ),
         vocabulary=vocabulary,
         pretrained=pretrained,
-        examples=tuple(texts[:4]),
+        examples=texts[:4],
     )
 
 
-def generate(count: int) -> tuple[list[str], np.ndarray]:
-    """That many texts, and their labels (count,), int64: 0 for a negative review, 1 for a positive one."""
+@functools.lru_cache(1)
+def generate(count: int) -> tuple[tuple[str, ...], np.ndarray]:
+    """That many texts, and their labels (count,), int64: 0 for a negative review, 1 for a positive one.
+
+    Made once in a process, in about a second; several studies ask for them.
+    """
     generator = np.random.Generator(np.random.PCG64(SEED))
     words = _words(NEUTRAL + 2 * BEARING, generator)
     bearing, neutral = words[: 2 * BEARING].reshape(2, BEARING), words[2 * BEARING :]
@@ -83,7 +88,8 @@ def generate(count: int) -> tuple[list[str], np.ndarray]:
             word = bearing[kind, generator.integers(BEARING)]
             chosen[place] = f"not {word}" if negated else word
         texts.append(" ".join(chosen) + ".")
-    return texts, labels
+    labels.flags.writeable = False  # the caller who asks next gets the same array
+    return tuple(texts), labels
 
 
 def _words(count: int, generator: np.random.Generator) -> np.ndarray:

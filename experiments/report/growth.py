@@ -31,7 +31,7 @@ from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.sizes import TARGETS, origin, points
 from experiments.report.table import Column, Row, Table, column, empty
-from experiments.report.view import View
+from experiments.report.view import View, remembered
 
 LINEAR = ("batch", "steps in time", "words", NODES)
 """What the work of a step, or of planning it, grows in proportion to; a width is none, whose square counts."""
@@ -53,6 +53,7 @@ COMPILED_NODES, COMPILED_SECONDS = 100, 0.02
 
 
 @producer
+@remembered
 def growth(view: View) -> Table:
     """How the time of each engine grows with mini-batches, networks and graphs, as exponents."""
     engines = _engines(view, ("sizes", "growth"))
@@ -159,27 +160,29 @@ def _series(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
 def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
     """What `FITTED` says of an engine's `seconds` over `value`, and the steepest slope between neighbouring values."""
     times = times.sort_values("value").reindex(columns=["value", "seconds", "limit_seconds", *EXPLAINING])
-    timed = zip(times["value"], times["seconds"], strict=True)
+    names = ("value", "seconds", "limit_seconds", *SHARES, "held_bytes", "cache_bytes")
+    values, seconds, limits, collecting, system, held, cache = (times[name].astype(float).to_numpy() for name in names)
     pairs = [
         (slope, low, high)
-        for (low, time), (high, later) in pairwise(timed)
+        for (low, time), (high, later) in pairwise(zip(times["value"], seconds, strict=True))
         if (slope := exponent([low, high], [time, later])) is not None
     ]
-    collecting, system = (times[name].astype(float).fillna(0.0) for name in SHARES)
-    system = system.where(times["seconds"] >= SYSTEM_FROM, 0.0)
-    rest = times["seconds"] - np.maximum(collecting, system)  # these overlap
-    rest = rest.where(rest > 0, times["seconds"])
-    longest = times["seconds"].iloc[-1]
-    known = bool((times["cache_bytes"].astype(float) > 0).all() and times["held_bytes"].notna().all())
-    inside = times["held_bytes"].astype(float) <= times["cache_bytes"].astype(float) if known else rest.notna()
+    collecting, system = np.nan_to_num(collecting), np.where(seconds >= SYSTEM_FROM, np.nan_to_num(system), 0.0)
+    rest = seconds - np.maximum(collecting, system)  # these overlap
+    rest = np.where(rest > 0, rest, seconds)
+    longest = seconds[-1]
+    known = bool((cache > 0).all() and not np.isnan(held).any())
+    inside = held <= cache if known else ~np.isnan(rest)
+    with np.errstate(all="ignore"):
+        beyond = seconds / limits
     found = {
-        "exponent": exponent(times["value"], times["seconds"]),
-        "beyond": exponent(times["value"], times["seconds"] / times["limit_seconds"].astype(float)),
-        "collecting": float(collecting.iloc[-1] / longest) if longest else 0.0,
-        "system": float(system.iloc[-1] / longest) if longest else 0.0,
-        "inside": exponent(times["value"][inside], rest[inside]),
-        "outside": exponent(times["value"][~inside], rest[~inside]),
-        "rest": exponent(times["value"], rest),
+        "exponent": exponent(values, seconds),
+        "beyond": exponent(values, beyond),
+        "collecting": float(collecting[-1] / longest) if longest else 0.0,
+        "system": float(system[-1] / longest) if longest else 0.0,
+        "inside": exponent(values[inside], rest[inside]),
+        "outside": exponent(values[~inside], rest[~inside]),
+        "rest": exponent(values, rest),
         "single": 1 in (int(inside.sum()), int((~inside).sum())),
         "steepest": max(pairs, default=None),
         "split": known,
@@ -187,7 +190,7 @@ def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
     return {f"{engine}_{name}": value for name, value in found.items()}
 
 
-def exponent(values: Sequence[float] | pd.Series, times: Sequence[float] | pd.Series) -> float | None:
+def exponent(values: Sequence[float] | np.ndarray, times: Sequence[float] | np.ndarray) -> float | None:
     """The slope of log time over log value by least squares; None for fewer than two values, or without a time."""
     sizes, seconds = np.asarray(values, float), np.asarray(times, float)
     if len(set(sizes)) < 2 or not (np.isfinite(seconds) & (seconds > 0)).all():

@@ -20,7 +20,7 @@ from experiments.papers import Paper
 from experiments.quantities import ALL
 from experiments.report.row_helpers import or_none, producer
 from experiments.report.table import Column, Row, Table, column, empty
-from experiments.report.view import View, one_machine
+from experiments.report.view import View, one_machine, remembered
 
 DEFINITIONS = (
     "SINCOS: sin(cos(x)) of a number. LOOP: r = 1, then 500 times r = r sin(x), at x = 2. LOGSUMEXP: log(sum(exp(x))) "
@@ -34,6 +34,7 @@ DEFINITIONS = (
 # Quantities that tables, figures and claims share
 
 
+@remembered
 def medians(view: View, suite: str) -> pd.DataFrame:
     """A row for each system, function, size, chunk and kind of a suite, with the median over the rounds.
 
@@ -382,6 +383,7 @@ def _both(header: str, name: str) -> Column:
     return Column(header, text)
 
 
+@remembered
 def _present(view: View, suite: str) -> pd.DataFrame:
     """The rows of a suite but for those that say what is missing."""
     return view.tables["microbenchmarks"][
@@ -389,6 +391,7 @@ def _present(view: View, suite: str) -> pd.DataFrame:
     ]
 
 
+@remembered
 def _machine(view: View, suite: str) -> str:
     """The CPU model of a suite; MixedMachinesError where there are several."""
     return one_machine(_present(view, suite)["machine"], f"the micro-benchmarks of {view.paper.key}")

@@ -15,7 +15,7 @@ from experiments.measures.registry import TRAINED, WORDS
 from experiments.papers import Paper, Reported
 from experiments.quantities import BYTES, QUANTITIES
 from experiments.report.table import Column, Row, Table, column, empty
-from experiments.report.view import View, with_image
+from experiments.report.view import View, remembered, with_image
 
 REFERENCE = "torch"
 """The engine that the others are compared with."""
@@ -55,11 +55,17 @@ SCALED = {"batch_size": "Batch size", "sequence_length": "Sequence length"}
 
 def loss_differences(view: View, engine: str) -> pd.Series:
     """|loss − reference's loss| by (seed, step) over the first PARITY_STEPS steps; empty without common seeds."""
-    steps = view.steps[view.steps["key"].isin(view.ok("time")["key"]) & (view.steps["step"] <= PARITY_STEPS)]
-    loss = steps.pivot_table(index=["seed", "step"], columns="engine", values="loss", dropna=False)
+    loss = _first_losses(view)
     if not {engine, REFERENCE} <= set(loss):
         return pd.Series(dtype=float, index=pd.MultiIndex.from_arrays([[], []], names=["seed", "step"]))
     return (loss[engine] - loss[REFERENCE]).abs().dropna()
+
+
+@remembered
+def _first_losses(view: View) -> pd.DataFrame:
+    """The losses of the first PARITY_STEPS steps by (seed, step), a column for each engine."""
+    steps = view.steps[view.steps["key"].isin(view.ok("time")["key"]) & (view.steps["step"] <= PARITY_STEPS)]
+    return steps.pivot_table(index=["seed", "step"], columns="engine", values="loss", dropna=False)
 
 
 def scaling_exponent(points: pd.DataFrame) -> float | None:
@@ -79,10 +85,16 @@ def scaling_exponent(points: pd.DataFrame) -> float | None:
 
 def accuracy_differences(view: View, engine: str) -> pd.Series:
     """|test accuracy − reference's| by seed."""
-    accuracy = view.ok("time").pivot_table(index="seed", columns="engine", values="test_accuracy", dropna=False)
+    accuracy = _accuracies(view)
     if not {engine, REFERENCE} <= set(accuracy):
         return pd.Series(dtype=float)
     return (accuracy[engine] - accuracy[REFERENCE]).abs().dropna()
+
+
+@remembered
+def _accuracies(view: View) -> pd.DataFrame:
+    """Test accuracy by seed, a column for each engine."""
+    return view.ok("time").pivot_table(index="seed", columns="engine", values="test_accuracy", dropna=False)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

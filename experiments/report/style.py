@@ -154,8 +154,9 @@ def save(figure: Figure, stem: Path, notice: str | None = None) -> None:
 
     `notice` is printed above everything else; it is how a figure made from sample data says so.
     """
-    figure.draw_without_rendering()  # lays it out
-    figure.set_layout_engine(None)  # and it stays so; with "none" matplotlib would draw each file twice
+    if figure.axes and (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+    figure.set_layout_engine(None)  # it stays so; with "none" matplotlib would draw each file twice
     for legend in figure.legends:
         _pin(figure, legend)
     box = figure.get_tightbbox()

@@ -136,6 +136,10 @@ class View:
 
     def machine(self, measures: Iterable[str] = TRAINED) -> str:
         """The CPU model of the finished runs of these measures ("" when there are none)."""
+        return self._machine(*measures)
+
+    @remembered
+    def _machine(self, *measures: str) -> str:
         names = [self.ok(measure)["machine"] for measure in measures if measure in TRAINED]
         names += [self.table(measure)["machine"] for measure in measures if measure in TABLES]
         return one_machine(pd.concat(names), f"the runs of {self.paper.key}") if names else ""
@@ -158,12 +162,17 @@ class View:
         return self.paper.runs_of(self._profile)
 
     @remembered
+    def _runs_of(self, measure: str) -> pd.DataFrame:
+        """The runs of a measure, failed ones included."""
+        return self.runs[self.runs["measure"] == measure]
+
+    @remembered
     def why_missing(self, engine: str, measure: str) -> str | None:
         """Why an engine has no row, or fewer seeds than planned; None when nothing is missing."""
         kind = RECORDED[measure]
         if kind.plan == "suites":
             return self._why_no_system(engine)
-        runs = self.runs[self.runs["measure"] == measure]
+        runs = self._runs_of(measure)
         if kind.plan == "together":  # one run with many engines, whose error names those that failed
             named = runs["error"].astype(str).str.contains(f"{engine}: ", regex=False)
             failed = runs[(runs["status"] != "ok") & (named | (runs["engine"] == engine))]
@@ -188,7 +197,10 @@ class View:
 
     def _failing(self, engine: str, measure: str) -> str | None:
         """How many of a measure's runs, of each job the newest, failed for an engine, and why the last one did."""
-        runs = self.runs[(self.runs["measure"] == measure) & (self.runs["engine"] == engine)]
+        runs = self._runs_of(measure)
+        runs = runs[runs["engine"] == engine]
+        if (runs["status"] == "ok").all():
+            return None
         jobs = runs["job"].where(runs["job"].fillna("") != "", runs["key"])  # the oldest records have none
         newest = runs.assign(job=jobs).sort_values("created", kind="stable").drop_duplicates("job", keep="last")
         others = tuple(f"{name}: " for name in self.paper.engine_names() if name != engine)

@@ -5,7 +5,11 @@ In float64 to 1e-10: ‖a - b‖ / ‖b‖ for every tensor. Whole networks are 
 
 from __future__ import annotations
 
+import importlib.util
+import mmap
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -281,6 +285,9 @@ OPTIMIZERS = [
 ]
 
 
+FUSION_EMITTERS = "xla_cpu_use_fusion_emitters"
+
+
 @pytest.fixture(params=("tensorflow", "jax"))
 def reference(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -289,10 +296,27 @@ def reference(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_quickly() -> Iterator[None]:
-    """Have JAX compile without most of its optimisations: each case is compiled for a few calls, and values count."""
+    """Have JAX compile without most of its optimisations: each case is compiled for a few calls, and values count.
+
+    XLA's former emitters of code take a third of the time of those that users have, which compile whole networks in
+    `test_references.py`. XLA ends a process whose flags it does not know, hence the look into its library.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        if all(_knows(package, FUSION_EMITTERS) for package in ("jaxlib", "tensorflow")):
+            patch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --{FUSION_EMITTERS}=false".strip())
         yield
+
+
+def _knows(package: str, flag: str) -> bool:
+    """Whether the XLA inside a package has a flag; true without the package."""
+    found = importlib.util.find_spec(package)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for path in sorted(Path(folder).glob("lib*.so*")):
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+                if library.find(flag.encode()) >= 0:
+                    return True
+    return found is None
 
 
 @pytest.mark.parametrize("layer", LAYERS)

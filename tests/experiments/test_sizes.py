@@ -223,6 +223,15 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured.roofline, "measure", lambda *_: found)
 
 
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of few steps: what is tested is that all are taken, not how exact they are."""
+    for module in (ablation, sizes_ablation, growth):
+        monkeypatch.setattr(module, "CHUNK_SECONDS", 0.01)
+    monkeypatch.setattr(sizes_ablation, "REPEATS", 1)
+    monkeypatch.setattr(growth, "ROUNDS", 2)
+
+
 @pytest.mark.parametrize(
     ("seconds", "decided_after", "expected"),
     [
@@ -482,7 +491,7 @@ def test_operations_that_no_machine_could_do_in_that_time_are_an_error(
 
 
 def test_each_technique_is_switched_off_in_each_network(
-    tmp_path: Path, julia: Julia, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, julia: Julia, briefly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Julia compiles for each of them.
     of_engines = {"numpy": ablation.techniques("numpy"), "julia": ("fuse", "batched", "join")}
@@ -542,11 +551,7 @@ def test_the_committed_ablation_has_every_network_engine_and_technique() -> None
 # Growth --------------------------------------------------------------------------------------------------------------
 
 
-def test_growth_is_timed_of_networks_and_of_graphs(
-    tmp_path: Path, rates: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(growth, "ROUNDS", 2)
-    monkeypatch.setattr(growth, "CHUNK_SECONDS", 0.01)
+def test_growth_is_timed_of_networks_and_of_graphs(tmp_path: Path, rates: None, briefly: None) -> None:
     text = (papers.PAPERS_DIR / "sizes.toml").read_text(encoding="utf-8")
     head, _, _ = text.partition("[[series]]")
     series = """

@@ -52,11 +52,11 @@ def prepare(name: str, inputs: list[Any], by: int) -> Any:
     """The value and the gradients as traced functions; eager results are there when a call returns."""
     function, arguments = FUNCTIONS[name], [tf.constant(x) for x in inputs]
 
-    @tf.function
+    @tf.function(autograph=False)
     def value(*arguments: Any) -> Any:
         return function(*arguments)
 
-    @tf.function
+    @tf.function(autograph=False)
     def gradient(*arguments: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(arguments[:by])
