@@ -343,3 +343,31 @@ def test_the_length_of_large_arrays_neither_overflows_nor_vanishes(dtype):
         np.hypot(Tensor(np.full(3000, info.max / 4)), np.full(3000, info.max / 4))
     y = np.zeros(3000)
     np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.hypot(x, y)))(np.zeros(3000)), y)
+
+
+# Cancellation ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [0, 1, 0.5, 0.999])
+@pytest.mark.parametrize("settings", [{}, {"positive_weight": 2.5}, {"weight": 0.5}], ids=str)
+def test_the_loss_of_large_logits_is_float64s_in_float32(target, settings):
+    sizes = np.geomspace(1e-4, 100, 50)
+    logits = np.concatenate([-sizes[::-1], [0], sizes]).astype(np.float32)
+    targets = np.full(logits.shape, target, np.float32)
+    x, t = logits.astype(float), targets.astype(float)
+    weight, positive = settings.get("weight", 1), settings.get("positive_weight", 1)
+    expected = weight * (positive * t * np.logaddexp(0, -x) + (1 - t) * np.logaddexp(0, x))
+    slope = weight * ((1 - t) / (1 + np.exp(-x)) - positive * t / (1 + np.exp(x)))
+
+    def losses(x, t):
+        return ops.binary_cross_entropy(x, t, reduction="none", **settings)
+
+    def gradient(x, t):
+        return pe.grad(lambda x: np.sum(losses(x, t)))(x)
+
+    zero_inside = 1e-7 if 0 < target < 1 else 1e-37  # the gradient changes its sign there
+    for function, wanted, atol in ((losses, expected, 1e-37), (gradient, slope, zero_inside)):
+        eager = function(Tensor(logits), Tensor(targets))
+        for found in (eager.numpy() if isinstance(eager, Tensor) else eager, pe.compile(function)(logits, targets)):
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=atol)
