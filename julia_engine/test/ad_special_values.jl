@@ -24,3 +24,25 @@ using TwinGrad.AD: AD
         end
     end
 end
+
+# Interpolation between infinite and huge elements is PyTorch's: (1 - w) a + w b, and behind the last element that one again.
+# Numbers of `torch.nn.functional.interpolate(mode="linear")`, version 2.13.
+@testset "elements between infinite and huge ones, $T" for T in (Float32, Float64)
+    huge = T(0.9) * floatmax(T)
+    for (x, size, corners, expected) in (
+        ([1, Inf, 2, 3], 8, false, [NaN, Inf, Inf, Inf, Inf, 2.25, 2.75, 3]),
+        ([-Inf, Inf, 0, 1], 8, false, [NaN, NaN, NaN, Inf, Inf, 0.25, 0.75, 1]),
+        ([Inf, Inf, 1, -Inf], 8, false, [NaN, Inf, Inf, Inf, Inf, -Inf, -Inf, -Inf]),
+        ([2, -Inf, 0, 3], 2, false, [-Inf, 1.5]), ([NaN, 1, 2, Inf], 2, false, [NaN, Inf]),
+        ([1, Inf, 2, 3], 7, true, [NaN, Inf, Inf, Inf, 2, 2.5, 3]),
+        (huge .* [1, -1, 1, 1], 8, false, huge .* [1, 0.5, -0.5, -0.5, 0.5, 1, 1, 1]))
+        x, expected = reshape(T.(x), :, 1, 1), T.(expected)
+        f(x) = interpolate(x, size; mode=:linear, align_corners=corners)
+        for found in (value(f(Constant(x))), compile(f)(x))
+            @test [(a, b) for (a, b) in zip(found, expected) if !(isequal(a, b) || isapprox(a, b; rtol=1e-5))] == []
+        end
+    end
+    slope = compile(grad(x -> sum(interpolate(x, 8; mode=:linear) .* reshape(T.(1:8), 8, 1, 1))))
+    @test isapprox(vec(slope(reshape(huge .* T[1, -1, 1, 1], 4, 1, 1))), T[1 + 2 * 0.75 + 3 * 0.25,
+        2 * 0.25 + 3 * 0.75 + 4 * 0.75 + 5 * 0.25, 4 * 0.25 + 5 * 0.75 + 6 * 0.75 + 7 * 0.25, 6 * 0.25 + 7 * 0.75 + 8]; rtol=1e-5)
+end

@@ -371,3 +371,38 @@ def test_the_loss_of_large_logits_is_float64s_in_float32(target, settings):
         for found in (eager.numpy() if isinstance(eager, Tensor) else eager, pe.compile(function)(logits, targets)):
             assert found.dtype == np.float32
             np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=atol)
+
+
+@pytest.mark.parametrize(("size", "align_corners"), [(2, False), (8, False), (16, False), (2, True), (7, True)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_elements_between_infinite_and_huge_ones_are_torchs(axes, dtype, size, align_corners, torch):
+    huge = np.finfo(dtype).max * 0.9
+    rows = [
+        (1, inf, 2, 3),
+        (-inf, inf, 0, 1),
+        (inf, inf, 1, -inf),
+        (huge, -huge, huge, huge),
+        (nan, 1, 2, inf),
+        (2, -inf, 0, 3),
+    ]
+    x = np.array(rows, dtype)[None]
+    if axes == 2:
+        x = np.stack([x, np.ones_like(x), np.flip(x, -1), x], -2)
+    variable = torch.tensor(x, requires_grad=True)
+    mode = ["linear", "bilinear"][axes - 1]
+    expected = torch.nn.functional.interpolate(variable, size, mode=mode, align_corners=align_corners)
+    upstream = np.random.default_rng(3).standard_normal(expected.shape).astype(dtype)
+    expected.backward(torch.tensor(upstream))
+
+    def resized(x):
+        return ops.interpolate(x, size, "linear", align_corners)
+
+    def gradient(x):
+        return pe.grad(lambda x: np.sum(resized(x) * upstream))(x)
+
+    rtol = 20 * np.finfo(dtype).eps
+    for found in (resized(Tensor(x)).numpy(), pe.compile(resized)(x)):
+        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=rtol, atol=rtol * huge)
+    for found in (gradient(x), pe.compile(gradient)(x)):
+        np.testing.assert_allclose(found, variable.grad.numpy(), rtol=rtol, atol=10 * rtol)
