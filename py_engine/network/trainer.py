@@ -525,8 +525,9 @@ class Trainer:
 
     def _check(self, step: Step, loss: float, number: int) -> None:
         """Raise if the loss or the gradient is not finite, before they reach the parameters."""
-        if math.isfinite(loss) and math.isfinite(self._sum_of_squares(step)):
-            return
+        with np.errstate(over="ignore", invalid="ignore"):  # whether something is not finite is said below
+            if math.isfinite(loss) and math.isfinite(self._sum_of_squares(step)):
+                return
         if math.isfinite(loss) and np.isfinite(self._gradient.vector).all():
             return  # only the squares in the line above are not
         elsewhere = "it arose where parts of the batch are added up"

@@ -1230,6 +1230,7 @@ def test_a_parameter_without_a_gradient_at_one_length_has_none_after_another_len
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_gradient_whose_squares_are_too_large_is_clipped(threads):
     optimizer = SGD(1.0, clip_norm=1.0)
     trainer = Trainer(Chain(Dense(4, 1)), loss="mean_squared_error", optimizer=optimizer, batch_size=8, threads=threads)
@@ -1239,6 +1240,7 @@ def test_a_gradient_whose_squares_are_too_large_is_clipped(threads):
     trainer.close()
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_of_an_accumulated_update_that_fails_nothing_is_left(monkeypatch):
     good = np.array([[1], [2], [1], [2]], np.float32), np.array([0, 1, 0, 1])
     bad = good[0].copy()
