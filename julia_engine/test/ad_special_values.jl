@@ -46,3 +46,50 @@ end
     @test isapprox(vec(slope(reshape(huge .* T[1, -1, 1, 1], 4, 1, 1))), T[1 + 2 * 0.75 + 3 * 0.25,
         2 * 0.25 + 3 * 0.75 + 4 * 0.75 + 5 * 0.25, 4 * 0.25 + 5 * 0.75 + 6 * 0.75 + 7 * 0.25, 6 * 0.25 + 7 * 0.75 + 8]; rtol=1e-5)
 end
+
+# Forward mode where a derivative is infinite -------------------------------------------------------------------------------
+
+along(f, x, t) = value(AD.jvp(f, map(Constant ∘ fill, x), map(fill, t))[2])[]
+along_duals(f, x, t) = derivative(s -> f((a + s * b for (a, b) in zip(x, t))...), 0.0)
+
+@testset "a tangent of 0 stays 0 behind a root: $name" for (name, f) in (("sqrt", x -> sqrt.(relu.(x))), ("cbrt", x -> cbrt.(relu.(x))),
+        ("^0.5", x -> relu.(x) .^ 0.5), ("^p", x -> relu.(x) .^ (0.5 .+ 0 .* x)), ("sqrt(max)", x -> sqrt.(max.(x, 0))), ("1 / ^", x -> relu.(x) .^ -1.5))
+    for x in (-1.0, -0.5)
+        @test (x, grad(x -> sum(f(x)))(fill(x))[], along(f, (x,), (1.0,)), along_duals(f, (x,), (1.0,))) == (x, 0, 0, 0)
+        @test compile(x -> AD.jvp(f, (x,), (ones(()),))[2])(fill(x))[] == 0
+    end
+    @test along(f, (2.0,), (1.0,)) ≈ grad(x -> sum(f(x)))(fill(2.0))[] ≈ along_duals(f, (2.0,), (1.0,))
+end
+
+@testset "u^v along u, v and both: $u^$v" for (u, v, by_u, by_v) in ((0.0, 0.0, 0, 0), (0.0, 1.0, 1, 0), (0.0, 2.0, 0, 0), (0.0, 0.5, Inf, 0),
+        (0.0, -1.0, -Inf, -Inf), (2.0, 3.0, 12, 8log(2)), (-2.0, 2.0, -4, NaN), (-2.0, 3.0, 12, NaN), (-2.0, -1.0, -0.25, NaN))
+    power(u, v) = u .^ v
+    for (t, expected) in (((1.0, 0.0), by_u), ((0.0, 1.0), by_v), ((1.0, 1.0), by_u + by_v), ((0.0, 0.0), 0))
+        same(x) = isequal(x + 0, expected + 0.0) || isapprox(x, expected)
+        @test (t, same(along(power, (u, v), t))) == (t, true)
+        if isnan(expected)
+            @test_throws DomainError along_duals(power, (u, v), t)
+        else
+            @test (t, same(along_duals(power, (u, v), t))) == (t, true)
+        end
+    end
+    by_one = derivative(s -> u^(v + 0s), 0.0)
+    @test by_one == 0
+end
+
+@testset "where one of two is NaN, both derivatives are 0" begin
+    for (f, plain) in ((x -> max.(x, 1), x -> max(x, 1)), (x -> max.(1, x), x -> max(1, x)), (x -> min.(x, 1), x -> min(x, 1)),
+        (x -> clamp.(x, -1, 1), x -> clamp(x, -1, 1)), (x -> relu.(x), relu), (x -> max.(x, x .+ 1), x -> max(x, x + 1)))
+        @test grad(x -> sum(f(x)))(fill(NaN))[] == along(f, (NaN,), (1.0,)) == derivative(plain, NaN) == 0
+    end
+    @test grad(x -> sum(max.(x, NaN)))(fill(1.0))[] == derivative(x -> max(x, NaN), 1.0) == 0
+end
+
+@testset "zeros with a sign: of equal operands the second, as numpy's, $n of $T" for n in (1, 3, 40), T in (Float32, Float64)
+    for (a, b) in ((T(0), -T(0)), (-T(0), T(0)))
+        x, y = fill(a, n), fill(b, n)
+        for f in ((x, y) -> max.(x, y), (x, y) -> min.(x, y), (x, y) -> clip(x, y, 1), (x, y) -> clip(x, -1, y))
+            @test all(isequal(b), value(f(Constant(x), Constant(y)))) && all(isequal(b), compile(f)(x, y))
+        end
+    end
+end

@@ -406,3 +406,72 @@ def test_elements_between_infinite_and_huge_ones_are_torchs(axes, dtype, size, a
         np.testing.assert_allclose(found, expected.detach().numpy(), rtol=rtol, atol=rtol * huge)
     for found in (gradient(x), pe.compile(gradient)(x)):
         np.testing.assert_allclose(found, variable.grad.numpy(), rtol=rtol, atol=10 * rtol)
+
+
+# Forward mode where a derivative is infinite --------------------------------------------------------------
+
+
+def along(function, at, tangents):
+    """The derivative along a direction, eagerly and compiled."""
+    at, tangents = (tuple(np.array(x) for x in given) for given in (at, tangents))
+    _, eager = pe.jvp(function, at, tangents)
+    compiled = pe.compile(lambda *x: pe.jvp(function, x[: len(at)], x[len(at) :])[1])(*at, *tangents)
+    np.testing.assert_array_equal(eager, compiled)
+    return float(eager)
+
+
+ROOTS = {
+    "sqrt": lambda x: ops.sqrt(ops.relu(x)),
+    "cbrt": lambda x: ops.cbrt(ops.relu(x)),
+    "** 0.5": lambda x: ops.relu(x) ** 0.5,
+    "** p": lambda x: ops.relu(x) ** (0.5 + 0 * x),
+    "sqrt of a maximum": lambda x: ops.sqrt(ops.maximum(x, 0)),
+    "1 / **": lambda x: ops.relu(x) ** -1.5,
+}
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_a_tangent_of_0_stays_0_behind_a_root_as_a_gradient_does(name):
+    function = ROOTS[name]
+    for x in (-1.0, -0.5):
+        assert pe.grad(function)(x) == along(function, (x,), (1.0,)) == 0
+    np.testing.assert_allclose(along(function, (2.0,), (1.0,)), pe.grad(function)(2.0))
+    assert np.isnan(along(ops.sqrt, (-1.0,), (1.0,)))
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "by_u", "by_v"),
+    [
+        (0.0, 0.0, 0, 0), (0.0, 1.0, 1, 0), (0.0, 2.0, 0, 0), (0.0, 0.5, inf, 0), (0.0, -1.0, -inf, -inf),
+        (2.0, 3.0, 12, 8 * np.log(2)), (-2.0, 2.0, -4, nan), (-2.0, 3.0, 12, nan), (-2.0, -1.0, -0.25, nan),
+    ],
+)  # fmt: skip
+def test_a_power_along_its_base_its_exponent_and_both(u, v, by_u, by_v):
+    def power(u, v):
+        return u**v
+
+    np.testing.assert_allclose(pe.grad(power, (0, 1))(u, v), (by_u, by_v))
+    for tangents, expected in (((1.0, 0.0), by_u), ((0.0, 1.0), by_v), ((1.0, 1.0), by_u + by_v), ((0.0, 0.0), 0)):
+        np.testing.assert_allclose(along(power, (u, v), tangents), expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ops.maximum(x, 1), lambda x: ops.minimum(1, x), lambda x: ops.clip(x, -1, 1), ops.relu,
+        lambda x: ops.maximum(x, x + 1), lambda x: ops.max(ops.stack([x, x + 1])),
+    ],
+)  # fmt: skip
+def test_where_one_of_two_is_nan_both_derivatives_are_0(function):
+    assert pe.grad(function)(nan) == along(function, (nan,), (1.0,)) == 0
+
+
+@pytest.mark.parametrize("function", [ops.exp, ops.expm1])
+def test_a_limit_of_what_overflows_passes_no_tangent_and_zero_times_infinity_backward(function, torch):
+    def limited(x):
+        return ops.clip(function(x), -1, 1)
+
+    x = torch.tensor(800.0, requires_grad=True)
+    torch.clip(getattr(torch, function.name)(x), -1, 1).backward()
+    assert along(limited, (800.0,), (1.0,)) == 0
+    assert np.isnan(x.grad.item()) and np.isnan(pe.grad(limited)(800.0))
