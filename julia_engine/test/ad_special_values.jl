@@ -93,3 +93,18 @@ end
         end
     end
 end
+
+# Long sums ------------------------------------------------------------------------------------------------------------
+
+@testset "rounding errors of a sum do not grow with its length: $size over $dims" for (size, dims) in (((2, 200_000), 2), ((1, 200_000), 2),
+        ((40, 20_000), 2), ((2, 100_003, 2), 2), ((3, 600, 500), (2, 3)), ((2, 3, 100_000), (1, 3)), ((2, 100_000, 3), 2), ((200_000, 2), 1))
+    x = fill(0.1f0, size)
+    expected = sum(Float64.(x); dims=dims)
+    for (sums, plain) in ((x -> sum(x; dims=dims), x), (x -> sum(permutedims(x, ndims(x):-1:1); dims=Tuple(ndims(x) + 1 .- dims)), x))
+        for found in (value(sums(Constant(plain))), compile(sums)(plain))
+            @test maximum(abs.(vec(Float64.(found)) .- vec(expected)) ./ vec(expected)) < 3e-5
+        end
+    end
+    random = randn(AD.MersenneTwister(3), Float32, size)
+    @test isapprox(value(sum(Constant(random); dims=dims)), sum(Float64.(random); dims=dims); atol=1e-5 * sqrt(length(random)))
+end
