@@ -1382,3 +1382,22 @@ def test_a_state_of_accumulated_gradients_that_does_not_fit_changes_nothing(chan
     with pytest.raises(ParameterError, match=r"Trainer\.load_state: (pending|total) is not of this"):
         trainer.load_state({**trainer.state(), "optimizer.steps": np.array(7), **change})
     assert trainer.optimizer.steps == 0
+
+
+@pytest.mark.parametrize("settings", [{"betas": (0.5, 0.9)}, {}], ids=["other settings", "the same"])
+def test_the_state_of_a_trainer_is_continued_by_one_with_other_betas(settings, rng):
+    x, y = rng.normal(size=(6, 4)).astype(np.float32), np.arange(6) % 3
+    first = Trainer(Chain(Dense(4, 3), seed=1), optimizer=Adam(0.1), threads=1)
+    first.train_epoch(x, y)
+    state, parameters = first.state(), first.parameters.vector.copy()
+    second = Trainer(Chain(Dense(4, 3), seed=2), optimizer=Adam(0.1, **settings), threads=1)
+    second.parameters.vector[...] = parameters
+    second.load_state(state)
+    for name, value in settings.items():
+        setattr(first.optimizer, name, value)
+    for trainer in (first, second):
+        trainer.train_epoch(x, y)
+    np.testing.assert_array_equal(second.parameters.vector, first.parameters.vector)
+    old = {name: array for name, array in first.state().items() if name != "optimizer.betas"}
+    second.load_state(old)  # as version 0.2 saved it: of the settings of now
+    np.testing.assert_array_equal(second.optimizer.state()["mean"], old["optimizer.mean"])
