@@ -545,10 +545,8 @@ def _weighted_cross_entropy(
 
 
 def _binary_cross_entropy(logits: Tensor, targets: Tensor, positive_weight: float = 1.0) -> Tensor:
-    if positive_weight != 1:
-        losses = positive_weight * targets * jax.nn.softplus(-logits) + (1 - targets) * jax.nn.softplus(logits)
-        return losses.mean()
-    return (jax.nn.softplus(logits) - logits * targets).mean()
+    losses = positive_weight * targets * jax.nn.softplus(-logits) + (1 - targets) * jax.nn.softplus(logits)
+    return losses.mean()
 
 
 def _mean_squared_error(output: Tensor, targets: Tensor) -> Tensor:

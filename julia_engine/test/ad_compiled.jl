@@ -270,3 +270,17 @@ end
         @test compile(grad(along))(weight) ≈ grad(along)(weight) rtol = 1e-11
     end
 end
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+
+@testset "a function is traced for each type of a dictionary's keys" begin
+    same = Any[1, 1.0, true, Int32(1), 1 // 1, (1,), (1.0,), (true,), Any[1], Any[true], [1], 0.0, -0.0, 0, false]
+    for (i, a) in enumerate(same), (k, b) in enumerate(same)
+        @test (a, b, AD.flatten(Dict{Any,Any}(a => 1.0))[2] == AD.flatten(Dict{Any,Any}(b => 1.0))[2]) == (a, b, i == k)
+    end
+    f = compile(items -> sum(Any[length(repr(key)) .* x for (key, x) in items]))
+    x = ones(2)
+    for _ in 1:2, key in same
+        @test f(Dict{Any,Any}(key => x)) == length(repr(key)) .* x
+    end
+end

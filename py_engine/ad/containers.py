@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from types import NoneType
 from typing import Any
 
@@ -25,11 +26,13 @@ class Structure:
         kind: the type, or None for a leaf.
         keys: of a dict its keys, of a NamedTuple its fields, both in their order.
         children: the structures of its items.
+        key_kinds: what tells the keys 1, 1.0 and True apart, which are equal; empty where all are strings.
     """
 
     kind: type | None = None
     keys: tuple[Any, ...] = ()
     children: tuple[Structure, ...] = ()
+    key_kinds: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         if self.kind is None:
@@ -42,6 +45,22 @@ class Structure:
 
 
 LEAF = Structure()
+
+
+def kind_of(value: Any) -> Any:
+    """Return what of a hashable value `==` does not see: types, and the signs of zeros.
+
+    >>> kind_of(1) == kind_of(True), kind_of((0.0,)) == kind_of((-0.0,)), kind_of(2.5) == kind_of(2.5)
+    (False, False, True)
+    """
+    if isinstance(value, Number):
+        return type(value), repr(value)
+    if isinstance(value, tuple):
+        return type(value), tuple(map(kind_of, value))
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(kind_of, value))
+    return type(value)
+
 
 _PLAIN = frozenset({Tensor, np.ndarray, float, int})
 
@@ -69,7 +88,8 @@ def _structure(value: Any, leaves: list[Any]) -> Structure:
     if kind is NoneType:
         return Structure(kind)
     if kind is dict:
-        return Structure(kind, tuple(value), tuple([_structure(item, leaves) for item in value.values()]))
+        kinds = () if all(key.__class__ is str for key in value) else tuple(map(kind_of, value))
+        return Structure(kind, tuple(value), tuple([_structure(item, leaves) for item in value.values()]), kinds)
     return Structure(kind, getattr(kind, "_fields", ()), tuple([_structure(item, leaves) for item in value]))
 
 

@@ -99,6 +99,9 @@ class Optimizer(ABC):
     state_names: tuple[str, ...] = ()
     """Names of the arrays, each as long as the parameter vector, that the rule keeps between steps."""
 
+    unit_settings: ClassVar[tuple[str, ...]] = ()
+    """Names of the settings that give the unit in which these arrays are kept. A new value rescales them."""
+
     learning_rate = _Number(at_least=0.0)
     """The step size."""
     weight_decay = _Number(at_least=0.0)
@@ -201,12 +204,21 @@ class Optimizer(ABC):
         return [array[part] for array in self._state.values()]
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Copies of all that a checkpoint needs besides the parameters and the settings, in the rule's own units."""
+        """Copies of all that a checkpoint needs besides the parameters and the settings.
+
+        Arrays are in the rule's own units, and the settings that give these (betas, alpha) are among them.
+        """
         arrays: dict[str, NDArray[Any]] = {name: array.copy() for name, array in self._state.items()}
-        return {"steps": np.array(self.steps, np.int64), **arrays}
+        units = {name: np.array(getattr(self, name), np.float64) for name in self.unit_settings}
+        return {"steps": np.array(self.steps, np.int64), **units, **arrays}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Copy a `state` back in, after `bind`.
+
+        The settings stay those of this optimizer, also where the state is of another one with other settings: the
+        running means are the same numbers then, and the next step continues them with the settings of now. So
+        PyTorch has it where settings are set after `load_state_dict`. A state without the settings that give its units,
+        as version 0.2 saved it, is taken to be of the settings of now.
 
         Raises `ParameterError`, and changes nothing, if it doesn't fit.
         """
@@ -214,6 +226,8 @@ class Optimizer(ABC):
             raise ConfigurationError(f"{self._name}.load_state: call bind(vector) first")
         expected: dict[str, tuple[int, ...]] = {"steps": ()}
         expected |= {name: array.shape for name, array in self._state.items()}
+        units = {name: state[name] for name in self.unit_settings if name in state}
+        state = {name: array for name, array in state.items() if name not in units}
         actual = {name: np.shape(array) for name, array in state.items()}
         if actual != expected:
             raise ParameterError(f"{self._name}.load_state: expected arrays {expected}, actual {actual}")
@@ -222,9 +236,17 @@ class Optimizer(ABC):
                 raise ParameterError(f"{self._name}.load_state: expected real numbers as {name}, actual {array!r}")
         if np.asarray(state["steps"]).dtype.kind not in "iu" or not state["steps"] >= 0:
             raise ParameterError(f"{self._name}.load_state: expected whole steps >= 0, actual {state['steps']!r}")
+        settings = {name: getattr(self, name) for name in units}
+        try:
+            for name, value in units.items():
+                setattr(self, name, np.asarray(value).tolist())
+        except ConfigurationError as error:
+            raise ParameterError(f"{self._name}.load_state: {error}") from None
         self.steps = int(state["steps"])
         for name, array in self._state.items():
             array[...] = state[name]
+        for name, value in settings.items():
+            setattr(self, name, value)  # which rescales the arrays
 
     def __repr__(self) -> str:
         values = {name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters}
@@ -438,6 +460,7 @@ class RMSProp(WithMomentum):
     """
 
     kept_always = ("square",)
+    unit_settings = ("alpha",)
     eps = _Number(at_least=SMALLEST_EPS)
 
     def __init__(
@@ -493,6 +516,7 @@ class Adam(Optimizer):
     """
 
     state_names = ("mean", "square")
+    unit_settings = ("betas",)
     eps = _Number(at_least=SMALLEST_EPS)
 
     def __init__(

@@ -317,9 +317,9 @@ class Trainer:
     def state(self) -> dict[str, NDArray[Any]]:
         """Return copies of all that a checkpoint needs beside the parameters and the settings.
 
-        The optimizer's arrays (``optimizer.velocity``), the streams of dropout layers (``dropout.<layer>``), and what
-        is accumulated of an update. A new trainer of the same chain and settings that loads the parameters and this
-        resumes bit for bit as this one would.
+        The optimizer's arrays (``optimizer.velocity``) and the settings that give their units, the streams of dropout
+        layers (``dropout.<layer>``), and what is accumulated of an update. A new trainer of the same chain and settings
+        that loads the parameters and this resumes bit for bit as this one would.
 
         With a communicator all processes call this together, and each returns the streams of all of them, (ranks,
         copies, 8): the state of one is a checkpoint for all. On another number of processes, streams resume in a
@@ -345,7 +345,8 @@ class Trainer:
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Copy a `state` back in. Raises `ParameterError`, and changes nothing, if it doesn't fit."""
         expected = self._own_state()
-        if state.keys() != expected.keys():
+        optional = {f"optimizer.{name}" for name in self.optimizer.unit_settings}  # which older versions did not save
+        if state.keys() | optional != expected.keys():
             raise ParameterError(f"Trainer.load_state: expected {', '.join(expected)}; found {', '.join(state)}")
         for name, kinds in (("pending", "iu"), ("total", "f")) if self.accumulate > 1 else ():
             array = np.asarray(state[name])
@@ -524,8 +525,9 @@ class Trainer:
 
     def _check(self, step: Step, loss: float, number: int) -> None:
         """Raise if the loss or the gradient is not finite, before they reach the parameters."""
-        if math.isfinite(loss) and math.isfinite(self._sum_of_squares(step)):
-            return
+        with np.errstate(over="ignore", invalid="ignore"):  # whether something is not finite is said below
+            if math.isfinite(loss) and math.isfinite(self._sum_of_squares(step)):
+                return
         if math.isfinite(loss) and np.isfinite(self._gradient.vector).all():
             return  # only the squares in the line above are not
         elsewhere = "it arose where parts of the batch are added up"

@@ -68,6 +68,7 @@ JULIA_GROUPS = {
         "ad_ops",
         "ad_plan",
         "ad_rules",
+        "ad_special_values",
         "ad_sparse",
         "ad_vectors",
         "ad_while",

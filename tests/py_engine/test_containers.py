@@ -119,3 +119,26 @@ def test_the_number_of_leaves_must_fit(leaves):
 
 def test_the_examples_are_true():
     assert doctest.testmod(containers).failed == 0
+
+
+EQUAL_KEYS = [1, 1.0, True, np.int64(1), np.float32(1), 1 + 0j]
+EQUAL_KEYS += [(1,), (1.0,), (True,), ((1,),), ((True,),), 0.0, -0.0, (0.0,), (-0.0,), 0, False]
+EQUAL_KEYS += [frozenset({1}), frozenset({True})]
+
+
+def test_containers_whose_keys_are_equal_but_not_the_same_have_other_structures():
+    for i, a in enumerate(EQUAL_KEYS):
+        for k, b in enumerate(EQUAL_KEYS):
+            assert (flatten({a: 1.0})[1] == flatten({b: 1.0})[1]) == (i == k), (a, b)
+            assert (flatten([{"x": {a: 1.0}}])[1] == flatten([{"x": {b: 1.0}}])[1]) == (i == k), (a, b)
+
+
+def test_a_compiled_function_is_traced_for_each_type_of_the_keys():
+    def function(items):
+        return sum(len(repr(key)) * x for key, x in items.items())
+
+    compiled, x = pe.compile(function), np.ones(2)
+    for _ in range(2):
+        for key in EQUAL_KEYS:
+            np.testing.assert_array_equal(compiled({key: x, "other": x}), (len(repr(key)) + 7) * x)
+    assert len(compiled.tapes) == len(EQUAL_KEYS)

@@ -195,6 +195,80 @@ def test_a_run_goes_on_from_its_state(optimizer):
     np.testing.assert_array_equal(half, whole)
 
 
+CHANGED = [
+    (Adam, "betas", (0.9, 0.999), (0.5, 0.9)),
+    (AdamW, "betas", (0.9, 0.999), (0.95, 0.99)),
+    (RMSProp, "alpha", 0.99, 0.5),
+    (lambda **at: RMSProp(momentum=0.9, **at), "alpha", 0.9, 0.99),
+    (lambda **at: SGD(**{"momentum": 0.9, **at}), "momentum", 0.9, 0.5),
+    (Adam, "learning_rate", 0.1, 0.01),
+    (Adam, "eps", 1e-3, 1e-8),
+]
+
+
+@pytest.mark.parametrize("change", ["constructed", "set before loading", "set after loading"])
+@pytest.mark.parametrize(("make", "setting", "before", "after"), CHANGED, ids=[str(row[1:]) for row in CHANGED])
+def test_a_state_is_continued_with_other_settings_as_torch_continues_it(torch, make, setting, before, after, change):
+    start, gradients = problem()
+    first = make(**{setting: before})
+    vector = run(first, start, gradients[:10])
+    second = make(**{setting: after if change == "constructed" else before})
+    second.bind(vector)
+    if change == "set before loading":
+        setattr(second, setting, after)
+    second.load_state(first.state())
+    if change == "set after loading":
+        setattr(second, setting, after)
+    assert getattr(second, setting) == after
+
+    name = {"learning_rate": "lr"}.get(setting, setting)
+    parameter = torch.nn.Parameter(torch.tensor(start))
+    kind = {
+        "Adam": torch.optim.Adam,
+        "AdamW": torch.optim.AdamW,
+        "RMSProp": torch.optim.RMSprop,
+        "SGD": torch.optim.SGD,
+    }
+    given = {
+        key: getattr(first, key) for key in ("weight_decay", "momentum", "eps", "betas", "alpha") if hasattr(first, key)
+    }
+    theirs = kind[type(first).__name__]([parameter], lr=first.learning_rate, **given)
+    for step, gradient in enumerate(gradients):
+        if step == 10:
+            theirs.param_groups[0][name] = after
+        parameter.grad = torch.tensor(gradient)
+        theirs.step()
+    for gradient in gradients[10:]:
+        second.step(vector, gradient)
+    np.testing.assert_allclose(vector, parameter.detach().numpy(), rtol=1e-12, atol=1e-13)
+
+
+def test_a_state_of_an_older_version_is_taken_to_be_of_the_settings_of_now():
+    start, gradients = problem()
+    optimizer = Adam(betas=(0.8, 0.9))
+    half = run(optimizer, start, gradients[:10])
+    old = {name: array for name, array in optimizer.state().items() if name != "betas"}
+    again, copy = Adam(betas=(0.8, 0.9)), half.copy()
+    again.bind(copy)
+    again.load_state(old)
+    for gradient in gradients[10:]:
+        optimizer.step(half, gradient)
+        again.step(copy, gradient)
+    np.testing.assert_array_equal(copy, half)
+
+
+@pytest.mark.parametrize("betas", [np.array([0.9, 1.0]), np.array(0.9), np.array(["a", "b"])], ids=str)
+def test_settings_of_a_state_that_are_none_are_refused_and_change_nothing(betas):
+    start, gradients = problem()
+    optimizer = Adam()
+    run(optimizer, start, gradients[:3])
+    before = optimizer.state()
+    with pytest.raises(ParameterError, match=r"Adam\.load_state: Adam: betas"):
+        optimizer.load_state({**before, "steps": np.array(7), "betas": betas})
+    for name, array in optimizer.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
 @pytest.mark.parametrize("optimizer", [case[0] for case in SAME_AS_TORCH], ids=str)
 def test_one_loop_per_tensor_gives_the_same(optimizer):
     start, gradients = problem()

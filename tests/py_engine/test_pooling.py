@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad.forward import push_forward
+from py_engine.ad.op import TABLE
 from py_engine.ad.ops import pooling
 from py_engine.ad.ops.pooling import PHASE_MAX, PHASE_MAX_GRADIENT
 from py_engine.ad.reverse import gradients
@@ -166,3 +167,79 @@ def test_windows_that_see_no_element_are_found_without_a_look_at_each():
         seen = [any(0 <= start + k * dilation < n for k in range(window)) for start in starts]
         assert pooling._sees_elements(n, window, stride, dilation, (before, after)) == all(seen)
     assert pooling._sees_elements(2**40, 2**20, 1, 2, (2**20 - 1, 2**20 - 1))
+
+
+def _first_nan_or_largest(x, y, upstream, at):
+    """The gradient, window by window: at the first NaN, else at the first of the largest."""
+    axes = len(at["window"])
+    padding, stride = at.get("padding", (0,) * axes), at.get("stride", at["window"])
+    dilation = at.get("dilation", (1,) * axes)
+    expected = np.zeros_like(x)
+    for place in np.ndindex(y.shape):
+        best = None
+        for offset in np.ndindex(at["window"]):
+            each = zip(place[2:], offset, stride, padding, dilation, strict=True)
+            element = (*place[:2], *(p * s + o * d - n for p, o, s, n, d in each))
+            if any(not 0 <= i < n for i, n in zip(element[2:], x.shape[2:], strict=True)):
+                continue
+            if best is None or x[element] > x[best] or np.isnan(x[element]) > np.isnan(x[best]):
+                best = element
+        expected[best] += upstream[place]
+    return expected
+
+
+NAN_POOLS = [
+    ((2, 3, 8), {"window": (2,)}),
+    ((2, 3, 7), {"window": (3,), "stride": (1,), "padding": (1,)}),
+    ((2, 3, 6, 6), {"window": (2, 2)}),
+    ((2, 3, 6, 6), {"window": (2, 2), "stride": (1, 2), "padding": (1, 1)}),
+    ((2, 3, 7, 7), {"window": (2, 2), "stride": (1, 1), "dilation": (2, 3)}),
+    ((2, 3, 3, 4), {"window": (3, 4)}),  # one window of everything
+    ((2, 2, 4, 4, 4), {"window": (2, 2, 2)}),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("shape", "at"), NAN_POOLS, ids=str)
+def test_the_first_nan_of_a_window_has_its_gradient_in_every_layout(shape, at, channels_last, dtype, rng):
+    x = rng.integers(-1, 2, shape).astype(dtype)
+    x[rng.random(shape) < 0.3] = np.nan
+    x[rng.random(shape) < 0.2] = -np.inf
+    x[0, 0] = -np.inf
+    given = np.ascontiguousarray(np.moveaxis(x, 1, -1)) if channels_last else x
+
+    def pool(x):
+        return ops.max_pool(np.moveaxis(x, -1, 1) if channels_last else x, **at)
+
+    y = pool(Tensor(given)).numpy()
+    upstream = rng.standard_normal(y.shape).astype(dtype)
+
+    def gradient(x):
+        return pe.grad(lambda x: np.sum(pool(x) * upstream))(x)
+
+    expected = _first_nan_or_largest(x, y, upstream, at)
+    for found in (gradient(given), pe.compile(gradient)(given)):
+        np.testing.assert_allclose(
+            np.moveaxis(found, -1, 1) if channels_last else found, expected, rtol=1e-5, atol=1e-6
+        )
+    tangent = rng.standard_normal(shape).astype(dtype)
+    moved = np.ascontiguousarray(np.moveaxis(tangent, 1, -1)) if channels_last else tangent
+    _, forward = pe.jvp(pool, (given,), (moved,))
+    np.testing.assert_allclose(np.sum(forward * upstream), np.sum(expected * tangent), rtol=1e-4)
+
+
+def test_the_first_nan_among_phases_has_the_gradient(rng):
+    phases = rng.integers(-1, 2, (4, 3, 2, 5)).astype(np.float64)
+    phases[rng.random(phases.shape) < 0.3] = np.nan
+    y, g = np.max(phases, 0), rng.standard_normal((3, 2, 5))
+    expected = np.where(np.arange(4)[:, None, None, None] == np.argmax(phases, 0), g, 0)
+    np.testing.assert_array_equal(PHASE_MAX_GRADIENT(g, Tensor(phases.copy()), y).numpy(), expected)
+    words = np.arange(1 + 7 + 7) % 4
+    at = {"kernel": 1, "length": 7, "stride": 4}
+    phases, y, g = phases[:, :, :1, :1], y[:, :1, :1], g[:, :1, :1]
+    sums = TABLE["word_sums"](g, phases, y, words, **at).numpy()
+    of_words = np.zeros_like(sums)
+    for filter, first in enumerate(np.argmax(phases, 0)[:, 0, 0]):
+        of_words[words[1 + len(sums) + first], filter] += g[filter, 0, 0]
+    np.testing.assert_array_equal(sums, of_words)

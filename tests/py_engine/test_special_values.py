@@ -343,3 +343,135 @@ def test_the_length_of_large_arrays_neither_overflows_nor_vanishes(dtype):
         np.hypot(Tensor(np.full(3000, info.max / 4)), np.full(3000, info.max / 4))
     y = np.zeros(3000)
     np.testing.assert_array_equal(pe.grad(lambda x: np.sum(np.hypot(x, y)))(np.zeros(3000)), y)
+
+
+# Cancellation ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [0, 1, 0.5, 0.999])
+@pytest.mark.parametrize("settings", [{}, {"positive_weight": 2.5}, {"weight": 0.5}], ids=str)
+def test_the_loss_of_large_logits_is_float64s_in_float32(target, settings):
+    sizes = np.geomspace(1e-4, 100, 50)
+    logits = np.concatenate([-sizes[::-1], [0], sizes]).astype(np.float32)
+    targets = np.full(logits.shape, target, np.float32)
+    x, t = logits.astype(float), targets.astype(float)
+    weight, positive = settings.get("weight", 1), settings.get("positive_weight", 1)
+    expected = weight * (positive * t * np.logaddexp(0, -x) + (1 - t) * np.logaddexp(0, x))
+    slope = weight * ((1 - t) / (1 + np.exp(-x)) - positive * t / (1 + np.exp(x)))
+
+    def losses(x, t):
+        return ops.binary_cross_entropy(x, t, reduction="none", **settings)
+
+    def gradient(x, t):
+        return pe.grad(lambda x: np.sum(losses(x, t)))(x)
+
+    zero_inside = 1e-7 if 0 < target < 1 else 1e-37  # the gradient changes its sign there
+    for function, wanted, atol in ((losses, expected, 1e-37), (gradient, slope, zero_inside)):
+        eager = function(Tensor(logits), Tensor(targets))
+        for found in (eager.numpy() if isinstance(eager, Tensor) else eager, pe.compile(function)(logits, targets)):
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=atol)
+
+
+@pytest.mark.parametrize(("size", "align_corners"), [(2, False), (8, False), (16, False), (2, True), (7, True)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_elements_between_infinite_and_huge_ones_are_torchs(axes, dtype, size, align_corners, torch):
+    huge = np.finfo(dtype).max * 0.9
+    rows = [
+        (1, inf, 2, 3),
+        (-inf, inf, 0, 1),
+        (inf, inf, 1, -inf),
+        (huge, -huge, huge, huge),
+        (nan, 1, 2, inf),
+        (2, -inf, 0, 3),
+    ]
+    x = np.array(rows, dtype)[None]
+    if axes == 2:
+        x = np.stack([x, np.ones_like(x), np.flip(x, -1), x], -2)
+    variable = torch.tensor(x, requires_grad=True)
+    mode = ["linear", "bilinear"][axes - 1]
+    expected = torch.nn.functional.interpolate(variable, size, mode=mode, align_corners=align_corners)
+    upstream = np.random.default_rng(3).standard_normal(expected.shape).astype(dtype)
+    expected.backward(torch.tensor(upstream))
+
+    def resized(x):
+        return ops.interpolate(x, size, "linear", align_corners)
+
+    def gradient(x):
+        return pe.grad(lambda x: np.sum(resized(x) * upstream))(x)
+
+    rtol = 20 * np.finfo(dtype).eps
+    for found in (resized(Tensor(x)).numpy(), pe.compile(resized)(x)):
+        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=rtol, atol=rtol * huge)
+    for found in (gradient(x), pe.compile(gradient)(x)):
+        np.testing.assert_allclose(found, variable.grad.numpy(), rtol=rtol, atol=10 * rtol)
+
+
+# Forward mode where a derivative is infinite --------------------------------------------------------------
+
+
+def along(function, at, tangents):
+    """The derivative along a direction, eagerly and compiled."""
+    at, tangents = (tuple(np.array(x) for x in given) for given in (at, tangents))
+    _, eager = pe.jvp(function, at, tangents)
+    compiled = pe.compile(lambda *x: pe.jvp(function, x[: len(at)], x[len(at) :])[1])(*at, *tangents)
+    np.testing.assert_array_equal(eager, compiled)
+    return float(eager)
+
+
+ROOTS = {
+    "sqrt": lambda x: ops.sqrt(ops.relu(x)),
+    "cbrt": lambda x: ops.cbrt(ops.relu(x)),
+    "** 0.5": lambda x: ops.relu(x) ** 0.5,
+    "** p": lambda x: ops.relu(x) ** (0.5 + 0 * x),
+    "sqrt of a maximum": lambda x: ops.sqrt(ops.maximum(x, 0)),
+    "1 / **": lambda x: ops.relu(x) ** -1.5,
+}
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_a_tangent_of_0_stays_0_behind_a_root_as_a_gradient_does(name):
+    function = ROOTS[name]
+    for x in (-1.0, -0.5):
+        assert pe.grad(function)(x) == along(function, (x,), (1.0,)) == 0
+    np.testing.assert_allclose(along(function, (2.0,), (1.0,)), pe.grad(function)(2.0))
+    assert np.isnan(along(ops.sqrt, (-1.0,), (1.0,)))
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "by_u", "by_v"),
+    [
+        (0.0, 0.0, 0, 0), (0.0, 1.0, 1, 0), (0.0, 2.0, 0, 0), (0.0, 0.5, inf, 0), (0.0, -1.0, -inf, -inf),
+        (2.0, 3.0, 12, 8 * np.log(2)), (-2.0, 2.0, -4, nan), (-2.0, 3.0, 12, nan), (-2.0, -1.0, -0.25, nan),
+    ],
+)  # fmt: skip
+def test_a_power_along_its_base_its_exponent_and_both(u, v, by_u, by_v):
+    def power(u, v):
+        return u**v
+
+    np.testing.assert_allclose(pe.grad(power, (0, 1))(u, v), (by_u, by_v))
+    for tangents, expected in (((1.0, 0.0), by_u), ((0.0, 1.0), by_v), ((1.0, 1.0), by_u + by_v), ((0.0, 0.0), 0)):
+        np.testing.assert_allclose(along(power, (u, v), tangents), expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ops.maximum(x, 1), lambda x: ops.minimum(1, x), lambda x: ops.clip(x, -1, 1), ops.relu,
+        lambda x: ops.maximum(x, x + 1), lambda x: ops.max(ops.stack([x, x + 1])),
+    ],
+)  # fmt: skip
+def test_where_one_of_two_is_nan_both_derivatives_are_0(function):
+    assert pe.grad(function)(nan) == along(function, (nan,), (1.0,)) == 0
+
+
+@pytest.mark.parametrize("function", [ops.exp, ops.expm1])
+def test_a_limit_of_what_overflows_passes_no_tangent_and_zero_times_infinity_backward(function, torch):
+    def limited(x):
+        return ops.clip(function(x), -1, 1)
+
+    x = torch.tensor(800.0, requires_grad=True)
+    torch.clip(getattr(torch, function.name)(x), -1, 1).backward()
+    assert along(limited, (800.0,), (1.0,)) == 0
+    assert np.isnan(x.grad.item()) and np.isnan(pe.grad(limited)(800.0))

@@ -563,7 +563,7 @@ OF_TWO = (
     "elu",
 )
 SCALAR = [*(op for op in TABLE.values() if op.scalar is not None), ADD_IN_ANY_ORDER]
-COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_or")
 
 
 @pytest.mark.parametrize("op", [ops.add, ops.mul, *(TABLE[name] for name in COMPARISONS)], ids=lambda op: op.name)

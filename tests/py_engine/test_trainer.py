@@ -226,7 +226,10 @@ def test_the_state_of_a_large_network_starts_as_zeros_that_all_threads_write(mon
     monkeypatch.setattr(threads_module.Team, "run", lambda team, tasks: runs.append(len(tasks)) or run(team, tasks))
     trainer = Trainer(Chain(Dense(33, 7)), batch_size=4, threads=threads, optimizer=copy.copy(optimizer))
     state = trainer.optimizer.state()
-    assert len(state) == 1 + arrays and all((array == 0).all() for array in state.values())
+    assert state["steps"] == 0
+    assert [(array == 0).all() for array in state.values() if array.shape == trainer.parameters.vector.shape] == [
+        True
+    ] * arrays
     assert runs == (arrays * [2] if threads == 2 else [])
     assert threading.active_count() <= before + (threads - 1), "those of the team end"
 
@@ -1227,6 +1230,7 @@ def test_a_parameter_without_a_gradient_at_one_length_has_none_after_another_len
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_gradient_whose_squares_are_too_large_is_clipped(threads):
     optimizer = SGD(1.0, clip_norm=1.0)
     trainer = Trainer(Chain(Dense(4, 1)), loss="mean_squared_error", optimizer=optimizer, batch_size=8, threads=threads)
@@ -1236,6 +1240,7 @@ def test_a_gradient_whose_squares_are_too_large_is_clipped(threads):
     trainer.close()
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_of_an_accumulated_update_that_fails_nothing_is_left(monkeypatch):
     good = np.array([[1], [2], [1], [2]], np.float32), np.array([0, 1, 0, 1])
     bad = good[0].copy()
@@ -1377,3 +1382,22 @@ def test_a_state_of_accumulated_gradients_that_does_not_fit_changes_nothing(chan
     with pytest.raises(ParameterError, match=r"Trainer\.load_state: (pending|total) is not of this"):
         trainer.load_state({**trainer.state(), "optimizer.steps": np.array(7), **change})
     assert trainer.optimizer.steps == 0
+
+
+@pytest.mark.parametrize("settings", [{"betas": (0.5, 0.9)}, {}], ids=["other settings", "the same"])
+def test_the_state_of_a_trainer_is_continued_by_one_with_other_betas(settings, rng):
+    x, y = rng.normal(size=(6, 4)).astype(np.float32), np.arange(6) % 3
+    first = Trainer(Chain(Dense(4, 3), seed=1), optimizer=Adam(0.1), threads=1)
+    first.train_epoch(x, y)
+    state, parameters = first.state(), first.parameters.vector.copy()
+    second = Trainer(Chain(Dense(4, 3), seed=2), optimizer=Adam(0.1, **settings), threads=1)
+    second.parameters.vector[...] = parameters
+    second.load_state(state)
+    for name, value in settings.items():
+        setattr(first.optimizer, name, value)
+    for trainer in (first, second):
+        trainer.train_epoch(x, y)
+    np.testing.assert_array_equal(second.parameters.vector, first.parameters.vector)
+    old = {name: array for name, array in first.state().items() if name != "optimizer.betas"}
+    second.load_state(old)  # as version 0.2 saved it: of the settings of now
+    np.testing.assert_array_equal(second.optimizer.state()["mean"], old["optimizer.mean"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -167,3 +168,58 @@ def test_replays_do_not_warn():
     f = pe.compile(lambda x: np.sqrt(x))
     with np.errstate(all="raise"):
         assert np.isnan(f(np.full(N, -1.0))).all()
+
+
+def calls_made_by(function):
+    """How many functions, of Python and of C, a function calls."""
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    "join", [np.concatenate, np.stack, lambda xs: sum(xs[1:], xs[0])], ids=["join", "stack", "sum"]
+)
+def test_work_grows_with_the_number_of_arguments_and_not_with_its_square(join):
+    counts = []
+    for n in (40, 160):
+        f, arrays = pe.compile(lambda xs: join(xs)), [numbers(N, seed=k) for k in range(n)]
+        np.testing.assert_array_equal(f(arrays), join(arrays))
+        tape = tape_of(f)
+        steps = [(step.equation, step.calls) for step in tape.instructions]
+        arguments = (tape.program, tape.inputs, tape.outputs, steps, tape._silent)
+        counts.append(calls_made_by(lambda arguments=arguments: zero_copy.ZeroCopyCall(*arguments)))
+    assert counts[1] < 5 * counts[0]
+
+
+def test_an_argument_that_a_call_has_in_two_forms_is_copied_in():
+    x = numbers(N)
+    for function in (lambda x: np.concatenate([x, x[::-1]]), lambda x: np.concatenate([x[: N // 2], x, x[1:]])):
+        np.testing.assert_array_equal(pe.compile(function)(x), function(x))
+
+
+def test_arrays_are_apart_whose_memory_no_other_one_reaches_into():
+    memory, other = np.zeros(100), np.ones(5)
+    arrays = [
+        memory[:10],
+        memory[5:20],
+        memory[15:30],
+        memory[30:40],
+        memory[50:50],
+        other,
+        memory[60:90:3],
+        memory[61:70],
+    ]
+    by_id = {id(a): a for a in arrays}
+    expected = [a for a in arrays if not any(np.may_share_memory(a, b) for b in arrays if b is not a)]
+    assert sorted(zero_copy._apart(by_id, [])) == sorted(map(id, expected))
+    assert id(other) not in zero_copy._apart(by_id, [other])

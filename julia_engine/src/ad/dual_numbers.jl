@@ -2,7 +2,9 @@
 # or is called with some, is differentiated by the ops' own forward-mode rules (`nesting.jl`).
 #
 # Ties and corners are those of the op table: equal arguments of `max` and `min` share the derivative, `clamp` passes it
-# on at its bounds, `abs`, `sign` and `relu` have derivative 0 at 0, `sqrt` has infinity there.
+# on at its bounds, `abs`, `sign` and `relu` have derivative 0 at 0, `sqrt` has infinity there; where the larger or smaller of two
+# is NaN, both derivatives are 0. Partials that are 0 stay so behind a root or a power with an infinite derivative. The exponent of
+# a negative base may not move: Julia's `log` throws a `DomainError` there, where an op has NaN.
 
 """Dual numbers, and derivatives by them."""
 module DualNumbers
@@ -163,6 +165,8 @@ end
     return dual(convert(S, y), k -> iszero(p[k]) ? zero(S) : convert(S, dy * p[k]), Val(N), Val(L))
 end
 
+@inline is_still(a::Dual) = all(iszero, partials(a))
+
 """The same for two arguments of one level."""
 @inline chained(a::Dual{N,T,L,P}, b::Dual{N,T,L,P}, y::T, da::T, db::T) where {N,T,L,P} =
     Dual{N,T,L,P}(y, combined(da, a.moves, db, b.moves))
@@ -262,8 +266,8 @@ const BINARY = (
     (:logaddexp, :(logaddexp(a, b)), :(share_of(a, b, y)), :(share_of(b, a, y))),
     (:hypot, :(hypot(a, b)), :(part_of_length(a, y)), :(part_of_length(b, y))),
     (:log, :(log(a, b)), :(-y / (a * log(a))), :(inv(b * log(a)))),
-    (:max, :(max(a, b)), :(share(a > b, a == b, a, y)), :(share(b > a, a == b, b, y))),
-    (:min, :(min(a, b)), :(share(a < b, a == b, a, y)), :(share(b < a, a == b, b, y))),
+    (:max, :(max(a, b)), :(share(a > b, a == b, y)), :(share(b > a, a == b, y))),
+    (:min, :(min(a, b)), :(share(a < b, a == b, y)), :(share(b < a, a == b, y))),
     (:rem, :(rem(a, b)), :(one(y)), :(-round((a - y) / b))),
     (:mod, :(mod(a, b)), :(one(y)), :(-round((a - y) / b))),
     (:copysign, :(copysign(a, b)), :(sign(a) * sign(y)), :(zero(y))),
@@ -280,14 +284,14 @@ const BINARY = (
 # a / y, and 0 at the origin, where every derivative of hypot is.
 @inline part_of_length(a, y) = ifelse(y == 0, zero(y), a / ifelse(y == 0, one(y), y))
 
-"""1 for the winner, 1/2 for a tie, 0 for the loser; NaN, which wins, has the whole derivative."""
-@inline share(wins::Bool, tie::Bool, mine, y) =
-    ifelse(tie, oftype(y, 1) / 2, ifelse(wins | (mine != mine), one(y), zero(y)))
+"""1 for the winner, 1/2 for a tie, 0 for the loser, and for both where one is NaN."""
+@inline share(wins::Bool, tie::Bool, y) = ifelse(tie, oftype(y, 1) / 2, ifelse(wins, one(y), zero(y)))
 
 for (f, y, da, db) in BINARY
     M = f === :logaddexp ? AD : Base
     combine = f === :+ ? :(alike(u, v, y, added(u.moves, v.moves))) :
-        f === :- ? :(alike(u, v, y, subtracted(u.moves, v.moves))) : :(both(u, v, y, $da, $db))
+        f === :- ? :(alike(u, v, y, subtracted(u.moves, v.moves))) :
+        f === :^ ? :(both_of_power(u, v, y)) : :(both(u, v, y, $da, $db))
     @eval begin
         @inline function $M.$f(u::Dual{N,T,L,P}, v::Dual{N,T,L,P}) where {N,T,L,P}
             a, b = u.value, v.value
@@ -304,7 +308,7 @@ for (f, y, da, db) in BINARY
         @inline function $(Symbol(:by_second_, f))(a, v::Dual)
             b = v.value
             y = $y
-            return chained(v, y, $db)
+            return $(f === :^ ? :(chained_power(v, y, is_still(v) ? zero(y) : $db)) : :(chained(v, y, $db)))
         end
     end
     for R in (:AbstractFloat, :Integer, :Rational, :AbstractIrrational)
@@ -322,6 +326,16 @@ end
 @inline function both_as(::Type{S}, u::Dual{N,T,L}, v::Dual{N,T,L}, y, da, db) where {S,N,T,L}
     D = dual_type(Val(N), S, Val(L))
     return chained(convert(D, u), convert(D, v), convert(S, y), convert(S, da), convert(S, db))
+end
+
+@inline function both_of_power(u::Dual, v::Dual, y)
+    da, db = power_base(u.value, v.value), is_still(v) ? zero(y) : power_exponent(u.value, v.value, y)
+    return isfinite(da) & isfinite(db) ? both(u, v, y, da, db) : both_moving(u, v, y, da, db)
+end
+@noinline function both_moving(u::Dual{N,T,L}, v::Dual{N,T,L}, y, da, db) where {N,T,L}
+    S, p, q = promote_type(T, typeof(y)), partials(u), partials(v)
+    part(slope, step) = iszero(step) ? zero(S) : convert(S, slope * step)
+    return dual(convert(S, y), k -> part(da, p[k]) + part(db, q[k]), Val(N), Val(L))
 end
 
 # Whole quotients jump, and do not change between these places.
@@ -358,7 +372,8 @@ for (A, B, C) in ((:Dual, :Dual, :Plain), (:Dual, :Plain, :Dual), (:Plain, :Dual
 end
 
 @inline function Base.clamp(x::Dual, low::Real, high::Real)
-    return ifelse_(x > high, high, ifelse_(x < low, low, x))
+    within = ifelse_(x > high, high, ifelse_(x < low, low, x))
+    return isnan(x.value) ? constant(typeof(within), within.value) : within
 end
 @inline ifelse_(c::Bool, a, b) = ((u, v) = promote(a, b); ifelse(c, u, v))
 
@@ -370,7 +385,7 @@ for op in collect(values(AD.TABLE)), f in op.functions
     @eval @inline function (::$(typeof(f)))(u::Dual)
         x = u.value
         y = $f(x)
-        return chained(u, y, $(on_numbers(op.derivatives[1])))
+        return $(f in (sqrt, cbrt) ? :chained_power : :chained)(u, y, $(on_numbers(op.derivatives[1])))
     end
 end
 

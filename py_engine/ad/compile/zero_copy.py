@@ -7,10 +7,11 @@ computed in is new in every replay, so that none shares memory with an argument 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from py_engine.ad.op import Call, Equation
 from py_engine.ad.program import Program
@@ -52,18 +53,24 @@ class ZeroCopyCall:
         steps: Sequence[Step],
         silent: Silent,
     ) -> None:
-        readers: dict[int, list[Step]] = {}
-        for step in steps:
-            for number in {id(x) for x in step[0].inputs}:
-                readers.setdefault(number, []).append(step)
-        writer = {id(y): step for step in steps for y in step[0].outputs}
-        slots = {id(call): _Slots(call) for _, calls in steps for call in calls}
+        buffers = {
+            id(x): a
+            for x, a in (*zip(program.inputs, inputs, strict=True), *zip(program.outputs, outputs, strict=True))
+        }
+        slots = [[_Slots(call) for call in calls] for _, calls in steps]
+        operands = [_Operands(of_step, equation, buffers) for (equation, _), of_step in zip(steps, slots, strict=True)]
+        readers: dict[int, list[_Operands]] = {}
+        writer: dict[int, _Operands] = {}
+        for found_in in operands:
+            for number in {id(x) for x in found_in.equation.inputs}:
+                readers.setdefault(number, []).append(found_in)
+            writer.update((id(y), found_in) for y in found_in.equation.outputs)
 
-        def places(buffer: Array, users: Sequence[Step]) -> list[Place]:
+        def places(buffer: Array, users: Sequence[_Operands]) -> list[Place]:
             """Return where the calls of these steps have a buffer; none if one has it in another form."""
-            if buffer.nbytes < LARGE or any(equation.op.view is not None for equation, _ in users):
+            if buffer.nbytes < LARGE or any(user.equation.op.view is not None for user in users):
                 return []
-            found = [slots[id(call)].places(buffer) for _, calls in users for call in calls]
+            found = [user.places(buffer) for user in users]
             return [] if None in found else [place for some in found for place in some or ()]
 
         self._copied_in: list[tuple[int, Array]] = []
@@ -81,7 +88,7 @@ class ZeroCopyCall:
                 self._new.append((k, buffer, found))
             else:
                 self._copied_out.append((k, buffer))
-        self._calls = [slots[id(call)].call() for _, calls in steps for call in calls]
+        self._calls = [slot.call() for of_step in slots for slot in of_step]
         self._outputs = list(outputs)
         self._silent = silent
 
@@ -125,33 +132,89 @@ class _Slots:
         self._plain = call
         self._operands: list[Any] = list(call.args)
         self._named: dict[str, Any] = dict(call.keywords)
-        self._changes = False
+        self.changes = False
 
-    def places(self, array: Array) -> list[Place] | None:
-        """Return the array's places among the operands; None if the call also has a part of it."""
-        found: list[Place] = []
-        slots: list[Place] = [(self._operands, k) for k in range(len(self._operands))]
-        for operands, key in (*slots, *((self._named, key) for key in self._named)):
-            value = operands[key]
-            if value is array:
-                found.append((operands, key))
-            elif not _apart(value, array):
-                return None
-        self._changes = self._changes or bool(found)
-        return found
+    def operands(self) -> Iterator[tuple[Any, Place]]:
+        """Yield each operand and its place."""
+        for k, value in enumerate(self._operands):
+            yield value, (self._operands, k)
+        for name, value in self._named.items():
+            yield value, (self._named, name)
 
     def call(self) -> Callable[[], Any]:
         """Return the call; it reads its operands anew where some of them change."""
-        if not self._changes:
+        if not self.changes:
             return self._plain
         function, operands, named = self._plain.func, self._operands, self._named
         return (lambda: function(*operands, **named)) if named else (lambda: function(*operands))
 
 
-def _apart(value: Any, array: Array) -> bool:
-    """Whether an argument is known to share no memory with an array."""
+class _Operands:
+    """Where the calls of one step have their operands, found in time that grows with their number.
+
+    Args:
+        slots: the calls.
+        equation: what they compute.
+        buffers: of the program's inputs and outputs, by the ids of these.
+    """
+
+    def __init__(self, slots: Sequence[_Slots], equation: Equation, buffers: Mapping[int, Array]) -> None:
+        self.equation = equation
+        self._slots = slots
+        self._buffers = [buffers[id(x)] for x in (*equation.inputs, *equation.outputs) if id(x) in buffers]
+        self._found: dict[int, list[tuple[_Slots, Place]]] | None = None
+
+    def places(self, buffer: Array) -> list[Place] | None:
+        """Return the buffer's places among the operands; None if a call also has a part of it, or may have."""
+        if self._found is None:
+            self._found = self._find()
+        found = self._found.get(id(buffer))
+        if found is None:
+            return None
+        for slot, _ in found:
+            slot.changes = True
+        return [place for _, place in found]
+
+    def _find(self) -> dict[int, list[tuple[_Slots, Place]]]:
+        """Return for each buffer that shares no memory with another operand its places, by its id."""
+        found: dict[int, list[tuple[_Slots, Place]]] = {id(buffer): [] for buffer in self._buffers}
+        arrays = {id(buffer): buffer for buffer in self._buffers}
+        parts: list[Array] = []  # of tuples and lists, which cannot be changed
+        for slot in self._slots:
+            for value, place in slot.operands():
+                if isinstance(value, np.ndarray):
+                    arrays[id(value)] = value
+                    found.setdefault(id(value), []).append((slot, place))
+                elif not _collected(value, parts):
+                    return {}
+        return {number: found[number] for number in _apart(arrays, parts)}
+
+
+def _collected(value: Any, parts: list[Array]) -> bool:
+    """Whether it is known which arrays a value holds; they are added to `parts`."""
     if isinstance(value, np.ndarray):
-        return not np.may_share_memory(value, array)
+        parts.append(value)
+        return True
     if isinstance(value, (tuple, list)):
-        return all(_apart(part, array) for part in value)
+        return all(_collected(part, parts) for part in value)
     return value is None or isinstance(value, (int, float, str, type, np.generic, np.dtype))
+
+
+def _apart(arrays: Mapping[int, Array], parts: Sequence[Array]) -> list[int]:
+    """Return the ids of those arrays that share no memory with another one, or with the parts.
+
+    In the order of their first bytes, arrays whose memory hangs together follow each other.
+    """
+    ranges = [(*byte_bounds(array), number) for number, array in arrays.items() if array.size]
+    ranges += [(*byte_bounds(array), 0) for array in parts if array.size]  # no object has the id 0
+    apart = [number for number, array in arrays.items() if not array.size]
+    together: list[int] = []
+    end = 0
+    for first, last, number in sorted(ranges):
+        if first >= end:
+            apart += together if len(together) == 1 else []
+            together = []
+        together.append(number)
+        end = max(end, last)
+    apart += together if len(together) == 1 else []
+    return apart

@@ -3,8 +3,10 @@
 Subgradients: ties in `maximum`, `minimum` share the gradient equally; `clip` passes it on at its bounds; `abs`,
 `relu`, `sign`, `hypot` and `copysign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu` or `clip` is
 constant, nothing passes, not even an infinite gradient: `relu(x) ** 1.5` has derivatives 0 of every order at x < 0.
-Elsewhere infinity times 0 is NaN, as in PyTorch and JAX: an op does not know which of the two would be first in the
-limit.
+So it is in forward mode: behind a root or a power with an infinite derivative a tangent of 0 stays 0, where PyTorch
+has NaN, and the exponent of a negative base counts only where it has a tangent. Where the larger or smaller of two is
+NaN, both derivatives are 0. Elsewhere infinity times 0 is NaN, as in PyTorch and JAX: an op does not know which of the
+two would be first in the limit.
 """
 
 from __future__ import annotations
@@ -128,7 +130,20 @@ def _infer_pow(x: Tensor, p: Tensor) -> tuple[Shape, Any]:
     return shape, dtype
 
 
-pow = elementwise("pow", np.power, pow_base, pow_exponent, doc="x to the power p", scalar=_pow_scalar, infer=_infer_pow)
+def _is_steep(x: Tensor, p: Tensor) -> bool:
+    return not (isinstance(p, Literal) and p.item() >= 1 and p.item() % 1 == 0)
+
+
+pow = elementwise(
+    "pow",
+    np.power,
+    pow_base,
+    pow_exponent,
+    doc="x to the power p",
+    scalar=_pow_scalar,
+    infer=_infer_pow,
+    steep=_is_steep,
+)
 
 # Exponentials and logarithms ------------------------------------------------------------------------------
 
@@ -136,8 +151,8 @@ exp = elementwise("exp", np.exp, lambda y, x: y, doc="e to the x", scalar="exp({
 expm1 = elementwise("expm1", np.expm1, lambda y, x: y + 1, doc="exp(x) - 1, exact near 0", scalar="expm1({0})")
 log = elementwise("log", np.log, lambda y, x: 1 / x, doc="natural logarithm", scalar="log({0})")
 log1p = elementwise("log1p", np.log1p, lambda y, x: 1 / (x + 1), doc="log(1 + x), exact near 0", scalar="log1p({0})")
-sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root", scalar="sqrt({0})")
-cbrt = elementwise("cbrt", np.cbrt, lambda y, x: 1 / (3 * square(y)), doc="cube root")
+sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root", scalar="sqrt({0})", steep=lambda x: True)
+cbrt = elementwise("cbrt", np.cbrt, lambda y, x: 1 / (3 * square(y)), doc="cube root", steep=lambda x: True)
 exp2 = elementwise("exp2", np.exp2, lambda y, x: y * math.log(2), doc="2 to the x", scalar="pow(2.0, {0})")
 log2 = elementwise("log2", np.log2, lambda y, x: 1 / (x * math.log(2)), doc="binary logarithm", scalar="log2({0})")
 log10 = elementwise(
@@ -664,11 +679,11 @@ not_equal = _comparison("not_equal", np.not_equal, "a ≠ b, as booleans", "{0} 
 # Constant on purpose: between the places where they jump, these functions don't change.
 
 
-def _truth(name: str, ufunc: np.ufunc, doc: str) -> Op:
+def _truth(name: str, ufunc: np.ufunc, doc: str, scalar: str | None = None) -> Op:
     def infer(*inputs: Tensor) -> tuple[Shape, Any]:
         return broadcast(inputs), np.dtype(np.bool_)
 
-    return register(Op(name, infer, ufunc, constant=True, elementwise=True, doc=doc), ufunc)
+    return register(Op(name, infer, ufunc, constant=True, elementwise=True, scalar=scalar, doc=doc), ufunc)
 
 
 def _rounding(name: str, ufunc: np.ufunc, doc: str) -> Op:
@@ -676,10 +691,10 @@ def _rounding(name: str, ufunc: np.ufunc, doc: str) -> Op:
 
 
 isnan = _truth("isnan", np.isnan, "whether x is NaN")
-isfinite = _truth("isfinite", np.isfinite, "whether x is neither infinite nor NaN")
+isfinite = _truth("isfinite", np.isfinite, "whether x is neither infinite nor NaN", "{0} - {0} == 0")
 isinf = _truth("isinf", np.isinf, "whether x is infinite")
 logical_and = _truth("logical_and", np.logical_and, "whether neither a nor b is 0")
-logical_or = _truth("logical_or", np.logical_or, "whether a or b is not 0")
+logical_or = _truth("logical_or", np.logical_or, "whether a or b is not 0", "{0} != 0 or {1} != 0")
 logical_not = _truth("logical_not", np.logical_not, "whether x is 0")
 floor = _rounding("floor", np.floor, "the largest whole number that is not above x")
 ceil = _rounding("ceil", np.ceil, "the smallest whole number that is not below x")

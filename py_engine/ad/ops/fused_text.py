@@ -86,6 +86,7 @@ def _bind_sums(
         partial(np.multiply, numbers, np.uint8(window), numbers),
         partial(np.add, numbers, which, numbers),
         partial(np.minimum.reduce, numbers, 0, None, first),
+        partial(_take_first_nan, phases, y, first.reshape(y.shape)),
     ]
     at_window = np.arange(samples)[:, np.newaxis] * length + np.arange(counts) * stride
     starts = np.tile(at_window.reshape(-1), filters)
@@ -99,12 +100,18 @@ def _bind_sums(
     ]
     for k in range(kernel):
         calls += [
-            # "clip": where a NaN is the largest, no place is, and anything may be added.
             partial(np.ndarray.take, cells[k:], places, 0, into, "clip"),
             partial(np.add, into, filter_of, into),
             partial(np.add.at, out.reshape(-1)[k * filters :], into, g.reshape(-1)),
         ]
     return calls
+
+
+def _take_first_nan(phases: Array, y: Array, first: Array) -> None:
+    """Write to `first` the place of the first NaN where the largest is NaN, which equals nothing."""
+    if np.isnan(np.max(y, initial=-np.inf)):
+        windows = np.isnan(y)
+        first[windows] = np.argmax(np.isnan(phases[:, windows]), 0)
 
 
 WORD_SUMS: Op = define(

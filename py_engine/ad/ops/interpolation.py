@@ -17,7 +17,8 @@ def interpolate(x: Operand, size: Sizes, mode: str = "nearest", align_corners: b
     Args:
         size: the new lengths, one number or one per spatial axis.
         mode: "nearest", the element whose part of the axis it lies in, or "linear" (bilinear over two axes), between
-            the two that are nearest.
+            the two that are nearest: (1 - w) a + w b with the share w of the way from a to b. As in PyTorch both count
+            where w is 0, so that an infinite b makes NaN there.
         align_corners: of "linear", whether the first and last elements stay where they are; else elements are the
             centres of pieces of equal length, and the outermost ones continue beyond.
 
@@ -47,15 +48,20 @@ def interpolate(x: Operand, size: Sizes, mode: str = "nearest", align_corners: b
             continue
         first, second, share = _neighbours(old, new, align_corners)
         before, behind = take(x, first, axis), take(x, second, axis)
-        x = before + (behind - before) * share.astype(x.dtype).reshape(new, *(1,) * (x.ndim - 1 - axis))
+        share = share.reshape(new, *(1,) * (x.ndim - 1 - axis))
+        near, far = (1 - share).astype(x.dtype), share.astype(x.dtype)
+        x = before * near + behind * far  # no difference of elements, which overflows or is inf - inf
     return x
 
 
 def _neighbours(old: int, new: int, align_corners: bool) -> tuple[Array, Array, Array]:
-    """Return, for each new element, the old ones before and behind it, and its share of the way between them."""
+    """Return, for each new element, the old ones before and behind it, and its share of the way between them.
+
+    Behind the last element is that element again, with any share, as in PyTorch: 0 times infinity would be NaN.
+    """
     if align_corners:
         places = np.arange(new) * ((old - 1) / max(new - 1, 1))
     else:
-        places = np.clip((np.arange(new) + 0.5) * (old / new) - 0.5, 0, old - 1)
+        places = np.maximum((np.arange(new) + 0.5) * (old / new) - 0.5, 0)
     first = np.minimum(places.astype(np.int64), old - 1)
     return first, np.minimum(first + 1, old - 1), places - first

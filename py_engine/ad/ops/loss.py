@@ -329,7 +329,7 @@ def binary_cross_entropy(
 ) -> Tensor:
     """Cross-entropy between sigmoid(logits) and targets in [0, 1], of the same shape.
 
-    Computed as softplus(x) - x t, which neither overflows nor loses the gradient at large logits.
+    Computed as t softplus(-x) + (1 - t) softplus(x): no term is negative, so that nothing cancels at large logits.
 
     Args:
         weight: by which each loss counts; broadcasts to the logits.
@@ -343,10 +343,10 @@ def binary_cross_entropy(
         )
     _check_weights("binary_cross_entropy", "weight", weight, logits)
     _check_weights("binary_cross_entropy", "positive_weight", positive_weight, logits)
-    if positive_weight is None:
-        losses = softplus(logits) - logits * targets
-    else:
-        losses = targets * softplus(-logits) * positive_weight + (1 - targets) * softplus(logits)
+    positives = targets * softplus(-logits)
+    if positive_weight is not None:
+        positives = positives * positive_weight
+    losses = positives + (1 - targets) * softplus(logits)
     return _reduced("binary_cross_entropy", losses if weight is None else losses * weight, reduction)
 
 

@@ -1,7 +1,9 @@
 """Pooling over one or two spatial axes, and more, of x (N, C, *lengths).
 
 Windows that would reach beyond the (padded) input are left out. A maximum belongs to the first element, in C order,
-that has it: the gradient goes there, undivided.
+that has it: the gradient goes there, undivided. NaN is larger than any number, and the first one of a window is its
+maximum, as in `argmax`; PyTorch takes the last one. A convolution fused with its pool multiplies what a window sees
+by zeros, too: one NaN there makes all elements of the window NaN, and the first of them has the gradient.
 
 All work on *phases*: for each place in a window, the elements at that place, for all windows at once. A maximum over
 the phases is as many calls as a window has elements, each over all windows.
@@ -157,8 +159,13 @@ def _sees_elements(n: int, window: int, stride: int, dilation: int, pair: tuple[
 # Maximum --------------------------------------------------------------------------------------------------
 
 
-def first_of_equals(phases: Array, largest: Array, scratch: Scratch) -> tuple[Array, list[Call]]:
-    """Return, for each phase, whether it is the first that equals the largest one, and the calls that find out."""
+def first_of_equals(
+    phases: Array, largest: Array, scratch: Scratch, elements: Array | None = None
+) -> tuple[Array, list[Call]]:
+    """Return, for each phase, whether it is the first that equals the largest one, and the calls that find out.
+
+    `elements` broadcasts to the phases and says which are elements; the others, padding of NaN, never win.
+    """
     won = scratch(phases.shape, np.bool_)
     calls: list[Call] = [partial(np.equal, phase, largest, mask) for phase, mask in zip(phases, won, strict=True)]
     if len(won) > 1:
@@ -169,7 +176,30 @@ def first_of_equals(phases: Array, largest: Array, scratch: Scratch) -> tuple[Ar
             calls.append(partial(np.logical_or, before, won[k - 1], taken))
             calls.append(partial(np.greater, won[k], taken, won[k]))
             before = taken
+    calls.append(partial(_let_nan_win, phases, largest, won, elements))
     return won, calls
+
+
+def _let_nan_win(phases: Array, largest: Array, won: Array, elements: Array | None) -> None:
+    """Let the first NaN win where the largest is NaN, which equals nothing."""
+    if not np.isnan(np.max(largest, initial=-np.inf)):
+        return
+    windows = np.isnan(largest)
+    is_nan = np.isnan(phases[:, windows])
+    if elements is not None:
+        is_nan &= np.broadcast_to(elements, phases.shape)[:, windows]
+    first = np.argmax(is_nan, 0)
+    won[:, windows] = (np.arange(len(won))[:, None] == first) & is_nan
+
+
+def _elements_of(
+    x: Array, outputs: Shape, window: Shape, stride: Shape, padding: Pairs, dilation: Shape
+) -> Array | None:
+    """Return which of the phases (window, 1, 1, *outputs) are elements of x; None where there is no padding."""
+    if not any(n for pair in padding for n in pair):
+        return None
+    inside = np.pad(np.ones((1, 1, *x.shape[2:]), np.bool_), ((0, 0), (0, 0), *padding))
+    return phases_view(inside, window, outputs, stride, dilation).reshape(math.prod(window), 1, 1, *outputs)
 
 
 def keep_winners(values: Sequence[Array], won: Array, out: Array) -> list[Call]:
@@ -230,7 +260,8 @@ def _bind_max_gradient(
         calls: list[Call] = []
         # Padding of NaN equals no maximum, not even -inf.
         phases = _phases(x, g.shape[2:], np.nan, scratch, calls, window, stride, padding, dilation)
-        won, more = first_of_equals(phases, y, scratch)
+        elements = _elements_of(x, g.shape[2:], window, stride, padding, dilation)
+        won, more = first_of_equals(phases, y, scratch, elements)
         calls += [*more, *keep_winners([g] * len(won), won, phases)]
         return calls + put_back(phases, out[block], scratch, window, stride, padding, dilation)
 
@@ -251,7 +282,8 @@ def _bind_max_gather(
     u, x, y = arrays
     calls: list[Call] = []
     phases = _phases(x, out.shape[2:], np.nan, scratch, calls, window, stride, padding, dilation)
-    won, more = first_of_equals(phases, y, scratch)
+    elements = _elements_of(x, out.shape[2:], window, stride, padding, dilation)
+    won, more = first_of_equals(phases, y, scratch, elements)
     calls += more
     values = _phases(u, out.shape[2:], 0, scratch, calls, window, stride, padding, dilation)
     calls += keep_winners(list(values), won, phases)

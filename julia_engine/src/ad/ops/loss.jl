@@ -174,15 +174,17 @@ end
 
 Cross-entropy between sigmoid(logits) and targets in [0, 1], of the same size.
 
-Computed as softplus(x) - x t, which neither overflows nor loses the gradient at large logits. `weight` says by how much each loss
-counts, `positive_weight` its part for target 1; both broadcast to the logits. `reduction` is :mean, over all elements, :sum or :none.
+Computed as t softplus(-x) + (1 - t) softplus(x): no term is negative, so that nothing cancels at large logits. `weight` says by how
+much each loss counts, `positive_weight` its part for target 1; both broadcast to the logits. `reduction` is :mean, over all elements,
+:sum or :none.
 """
 function binary_cross_entropy(@nospecialize(x), @nospecialize(t); weight=nothing, positive_weight=nothing, reduction::Symbol=:mean)
     logits, targets = as_tensors((x, t))
     logits.dims == targets.dims || throw(ShapeError(
         "binary_cross_entropy: logits of size $(size(logits)) and targets of size $(size(targets)) differ"))
-    losses = positive_weight === nothing ? SOFTPLUS(logits) .- logits .* targets :
-        targets .* SOFTPLUS(NEG(logits)) .* positive_weight .+ (1 .- targets) .* SOFTPLUS(logits)
+    positives = targets .* SOFTPLUS(NEG(logits))
+    positive_weight === nothing || (positives = positives .* positive_weight)
+    losses = positives .+ (1 .- targets) .* SOFTPLUS(logits)
     return by_reduction("binary_cross_entropy", weight === nothing ? losses : MUL(losses, weight), reduction)
 end
 

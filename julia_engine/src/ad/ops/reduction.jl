@@ -50,8 +50,43 @@ function emit_reduction!(p::Instructions, name::Symbol, neutral::Real, out::Memo
         n, s = coalesced(sorted...)
         s[1][1] == 0 && (length(out) == 1 || n[1] >= LONG_ROW) && ((dims, strides) = sorted)
     end
+    name === :sum && x.eltype === Float32 && return emit_sum!(p, out, x, dims, strides)
     return emit_loops!(p, x.eltype, name, dims, Memory[out, x], strides)
 end
+
+const LONG_SUM = 2048  # elements; longer sums in Float32 are added up in parts
+const PART = 512
+
+"""
+Append the addition of the elements of `x` to those of `out`, where strides of 0 lead. Rows are added in Float64, and other sums
+in parts where they are long, so that rounding errors do not grow with the length.
+"""
+function emit_sum!(p::Instructions, out::Memory, x::Memory, dims::Vector{Int}, strides::Vector{Vector{Int}})
+    any(==(0), dims) && return nothing
+    n, (to, from) = coalesced(dims, strides)
+    first_kept = findfirst(!=(0), to)
+    axes = first_kept === nothing ? Int[] : Int[d for d in first_kept+1:length(n) if to[d] == 0]
+    prod(n[axes]) > LONG_SUM || return emit_loops!(p, x.eltype, :sum, dims, Memory[out, x], strides)
+    axis = axes[argmax(n[axes])]
+    length_ = n[axis] > PART ? PART : 1
+    whole, rest = divrem(n[axis], length_)
+    kept = Int[d for d in eachindex(n) if to[d] != 0]
+    parts_dims = [n[kept]; whole + (rest > 0)]
+    parts = scratch!(p, x.eltype, parts_dims)
+    emit_fill!(p, parts, 0)
+    to_parts = zeros(Int, length(n))
+    to_parts[kept] = parts.strides[1:end-1]
+    of_part(count) = (found = copy(n); found[axis] = count; found)
+    emit_sum!(p, parts, x, [of_part(length_); whole], Vector{Int}[[to_parts; parts.strides[end]],
+        [from; length_ * from[axis]]])
+    rest == 0 || emit_sum!(p, further(parts, whole * parts.strides[end]), further(x, whole * length_ * from[axis]), of_part(rest),
+        Vector{Int}[to_parts, from])
+    return emit_sum!(p, out, parts, parts_dims, Vector{Int}[[to[kept]; 0], parts.strides])
+end
+
+"""The memory that begins so many elements behind another one."""
+further(m::Memory, elements::Int) = Memory(m.root, m.address + sizeof(m.eltype) * elements, m.eltype, m.dims, m.strides)
+
 const LONG_ROW = 32  # elements; shorter rows are added to the result faster element by element
 
 # Sums -----------------------------------------------------------------------------------------------------------------
