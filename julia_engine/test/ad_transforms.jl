@@ -154,35 +154,33 @@ function run_lines(lines, x, y)
     return pool[end] .+ 0.1 .* pool[end-1]
 end
 
-compiling() do
-    @testset "jvp, vjp and finite differences agree on random programs" begin
-        seed = seeded(51)
-        @info "random programs" seed
-        random = AD.MersenneTwister(seed)
-        worst_pair, worst_difference = 0.0, 0.0
-        for trial in 1:draws(600)
-            lines = random_lines(random, rand(random, 1:9))
-            x, y, dx, dy, u = (randn(random, 3) for _ in 1:5)
-            f(x, y) = run_lines(lines, x, y)
-            value_, pull = vjp(f, x, y)
-            gx, gy = pull(u)
-            same, moved = jvp(f, (x, y), (dx, dy))
-            @assert same == value_
-            forward, backward = sum(u .* moved), sum(gx .* dx) + sum(gy .* dy)
-            at(h) = no_grad(() -> sum(u .* value(f(x .+ h .* dx, y .+ h .* dy))))
-            difference(h) = (at(h) - at(-h)) / 2h
-            numeric = (4 * difference(5e-4) - difference(1e-3)) / 3
-            worst_pair = max(worst_pair, abs(forward - backward) / max(1, abs(forward)))
-            worst_difference = max(worst_difference, abs(forward - numeric) / max(1, abs(forward)))
-            if trial % 100 == 0  # the compiled gradient, and second derivatives, of some
-                @test compile((x, y) -> vjp(f, x, y)[2](u))(x, y)[1] ≈ gx
-                loss(x) = sum(f(x, y) .* u)
-                @test hvp(loss, x, dx) ≈ grad(t -> sum(grad(loss)(t) .* dx))(x)
-            end
+@testset "jvp, vjp and finite differences agree on random programs" begin
+    seed = seeded(51)
+    @info "random programs" seed
+    random = AD.MersenneTwister(seed)
+    worst_pair, worst_difference = 0.0, 0.0
+    for trial in 1:draws(600)
+        lines = random_lines(random, rand(random, 1:9))
+        x, y, dx, dy, u = (randn(random, 3) for _ in 1:5)
+        f(x, y) = run_lines(lines, x, y)
+        value_, pull = vjp(f, x, y)
+        gx, gy = pull(u)
+        same, moved = jvp(f, (x, y), (dx, dy))
+        @assert same == value_
+        forward, backward = sum(u .* moved), sum(gx .* dx) + sum(gy .* dy)
+        at(h) = no_grad(() -> sum(u .* value(f(x .+ h .* dx, y .+ h .* dy))))
+        difference(h) = (at(h) - at(-h)) / 2h
+        numeric = (4 * difference(5e-4) - difference(1e-3)) / 3
+        worst_pair = max(worst_pair, abs(forward - backward) / max(1, abs(forward)))
+        worst_difference = max(worst_difference, abs(forward - numeric) / max(1, abs(forward)))
+        if trial % 100 == 0  # the compiled gradient, and second derivatives, of some
+            @test compile((x, y) -> vjp(f, x, y)[2](u))(x, y)[1] ≈ gx
+            loss(x) = sum(f(x, y) .* u)
+            @test hvp(loss, x, dx) ≈ grad(t -> sum(grad(loss)(t) .* dx))(x)
         end
-        @test worst_pair < 1e-10
-        @test worst_difference < 1e-5
     end
+    @test worst_pair < 1e-10
+    @test worst_difference < 1e-5
 end
 
 @testset "results share memory with nobody's array" begin
@@ -256,21 +254,19 @@ end
     @test sized([1.0f0]) == [2.0f0] && length(sized.tapes) == 2  # another size or type is another tape
 end
 
-compiling() do
-    @testset "a graph of 100,000 numbers" begin
-        function chain(x)
-            for _ in 1:50_000
-                x = sin(x) * 0.999 + 0.001
-            end
-            return x
+@testset "a graph of 100,000 numbers" begin
+    function chain(x)
+        for _ in 1:50_000
+            x = sin(x) * 0.999 + 0.001
         end
-        y = chain(Variable(0.5))
-        @test length(topological_sort(y)) > 100_000
-        v, g = value_and_grad(chain)(0.5)
-        compiled = compile(value_and_grad(chain))
-        @test item(y) == v && all(compiled(0.5) .≈ (v, g))
-        @test isapprox(g, (chain(0.5 + 1e-6) - chain(0.5 - 1e-6)) / 2e-6; atol=1e-8)
+        return x
     end
+    y = chain(Variable(0.5))
+    @test length(topological_sort(y)) > 100_000
+    v, g = value_and_grad(chain)(0.5)
+    compiled = compile(value_and_grad(chain))
+    @test item(y) == v && all(compiled(0.5) .≈ (v, g))
+    @test isapprox(g, (chain(0.5 + 1e-6) - chain(0.5 - 1e-6)) / 2e-6; atol=1e-8)
 end
 
 @testset "arrays written over while a gradient needs them" begin
@@ -332,10 +328,8 @@ end
     function bytes(f, outer, n)
         descent(x) = (for _ in 1:n; x = x .- 0.01 .* f(x); end; sum(x))
         start = [1.0, 2.0, 3.0]
-        return compiling() do
-            outer(descent)(start)
-            @allocated outer(descent)(start)
-        end
+        outer(descent)(start)
+        return @allocated outer(descent)(start)
     end
     for (name, f) in steps, outer in (grad, compile ∘ grad)
         @test (name, bytes(f, outer, 64) < 5 * bytes(f, outer, 16)) == (name, true)
@@ -394,10 +388,8 @@ end
         hidden = Hidden(run)
         function bytes(n)
             leaves = [ones(1) for _ in 1:n]
-            return compiling() do
-                hidden(leaves)
-                @allocated hidden(leaves)
-            end
+            hidden(leaves)
+            return @allocated hidden(leaves)
         end
         @test bytes(2000) < 6 * bytes(500)  # 4 times as many, or 16
     end

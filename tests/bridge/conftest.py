@@ -46,7 +46,6 @@ JULIA_GROUPS = {
         "ad_julia_functions",
         "ad_nesting",
         "ad_rules",
-        "ad_sparse",
         "ad_vmap",
         "ad_watched",
         "ad_while",
@@ -57,6 +56,7 @@ JULIA_GROUPS = {
         "ad_kernels",
         "ad_memory",
         "ad_tiles",
+        "ad_transforms",
         "ad_winograd",
     ),
     "quick": (
@@ -65,6 +65,7 @@ JULIA_GROUPS = {
         "ad_forward",
         "ad_ops",
         "ad_plan",
+        "ad_sparse",
         "ad_vectors",
         "ad_written",
         "campaign",
@@ -76,7 +77,6 @@ JULIA_GROUPS = {
     "training": (
         "ad_loops",
         "ad_tape",
-        "ad_transforms",
         "network_embedding",
         "network_entry",
         "network_training",
