@@ -49,7 +49,6 @@ JULIA_GROUPS = {
         "ad_vmap",
         "ad_watched",
         "ad_while",
-        "network_layers",
     ),
     "optimised": (
         "ad_convolution",
@@ -69,6 +68,7 @@ JULIA_GROUPS = {
         "ad_vectors",
         "ad_written",
         "campaign",
+        "network_layers",
         "network_parallel",
         "package",
         "versions",
