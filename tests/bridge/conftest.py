@@ -57,6 +57,7 @@ JULIA_GROUPS = {
         "ad_tiles",
         "ad_transforms",
         "ad_winograd",
+        "network_training",
     ),
     "quick": (
         "ad_compiled",
@@ -79,7 +80,6 @@ JULIA_GROUPS = {
         "ad_tape",
         "network_embedding",
         "network_entry",
-        "network_training",
     ),
 }
 """The files of `julia_engine/test` in groups: each a process and a `test_julia_suite_*.py`, which says how it compiles.

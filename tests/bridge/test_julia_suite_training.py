@@ -1,4 +1,4 @@
-"""The Julia engine's tests of memory and training: interpreted, but for the engine and for what counts allocations."""
+"""The Julia engine's tests of tapes, loops and sessions: interpreted, but for the engine and for what counts allocations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1860)
-def test_the_julia_engine_passes_its_tests_of_memory_and_training(
+def test_the_julia_engine_passes_its_tests_of_tapes_loops_and_sessions(
     interpret: tuple[str, ...],
     julia_groups: Mapping[str, Sequence[str]],
     run_julia_tests: Callable[..., dict[str, int]],
