@@ -1,4 +1,4 @@
-"""The Julia engine's tests of tapes, loops and sessions: interpreted, but for the engine and for what counts allocations."""
+"""The Julia engine's tests of tapes, loops and sessions: interpreted, but for what counts allocations."""
 
 from __future__ import annotations
 
