@@ -41,7 +41,8 @@ SKIPPED_IN_CI = ("does not apply: ", "needs the real data")
 
 FIRST = (
     *("test_paper.py", "test_reference_layers.py", "test_references.py", "py_engine"),
-    *("test_julia_suite_quick.py", "test_julia_suite_optimised.py", "test_cli.py", "test_microbenchmarks.py"),
+    *("test_julia_suite_interpreted.py", "test_julia_suite_optimised.py", "test_julia_suite_quick.py"),
+    *("test_julia_suite_training.py", "test_cli.py", "test_microbenchmarks.py"),
     *("test_readme.py", "test_benchmarks.py", "test_packaging.py", "test_parity.py", "test_julia_packages.py"),
     *("test_resume.py", "test_julia_function.py", "test_julia_suite_sweep.py", "test_tutorial.py", "test_limits.py"),
 )

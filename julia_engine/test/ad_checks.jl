@@ -188,7 +188,7 @@ end
     run!(out, f, x)
     tape = first(values(f.tapes))[1]
     checked(tape, n) = (all_ = true; for _ in 1:n; all_ &= AD.is_current(tape); end; all_)
-    measured(tape, n) = @allocated checked(tape, n)
+    measured(tape, n) = compiling(() -> @allocated checked(tape, n))
     @test length(tape.converted) == 3 && checked(tape, 3)
     measured(tape, 1)
     @test measured(tape, 1000) == measured(tape, 1)

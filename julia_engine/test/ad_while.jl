@@ -18,7 +18,7 @@ function looping_in_julia(w, x)
 end
 
 all_near(a, b) = all(p ≈ q for (p, q) in zip(a, b))
-allocated_at(f, args...) = (f(args...); @allocated f(args...))
+allocated_at(f, args...) = compiling(() -> (f(args...); @allocated f(args...)))
 
 @testset "values and derivatives: $name" for (name, transform) in (
     ("value", f -> (w, x) -> (f(w, x),)),

@@ -180,7 +180,7 @@ end
 """The trials of a trainer's plans, decided so, as if its steps had been timed."""
 decide!(trainer, alone) = foreach(trials -> NETWORK.choose!(trials, alone), values(trainer.trials))
 
-allocated_by(trainer, x, y, order, losses) = @allocated train_epoch!(trainer, x, y, order, losses)
+allocated_by(trainer, x, y, order, losses) = compiling(() -> @allocated train_epoch!(trainer, x, y, order, losses))
 
 @testset "a whole epoch allocates nothing, $T $(typeof(o))" for T in (Float32, Float64),
     o in (SGD(0.1), Adam(0.01; clip_norm=1.0), RMSProp(0.01; momentum=0.5))
@@ -461,32 +461,35 @@ end
     end
 end
 
-@testset "parts of a product make the whole, $(m)x$(n)x$(k), $T" for T in (Float32, Float64),
-        (m, n, k) in ((200, 30, 50), (30, 200, 50), (64, 64, 1), (17, 33, 50), (200, 1, 50), (1, 200, 50), (300, 150, 600), (131, 300, 600)),
-        transposed_a in (false, true), transposed_b in (false, true), added in (0, 1), bytes in (0, 32, 64)
-    known = AD.Kernels.VECTOR_BYTES[]
-    bytes <= known || continue
-    AD.Kernels.VECTOR_BYTES[] = bytes
-    try
-        random = MersenneTwister(4)
-        a, b = rand(random, T, (transposed_a ? (k, m) : (m, k))...), rand(random, T, (transposed_b ? (n, k) : (k, n))...)
-        start, out = rand(random, T, m, n), zeros(T, m, n)
-        lies(x, turned) = turned ? AD.view_transpose(AD.Memory(x), (axes=[2, 1],)) : AD.Memory(x)
-        p = AD.Kernels.Instructions()
-        AD.emit_matmul!(p, AD.Memory(out), lies(a, transposed_a), lies(b, transposed_b), added)
-        code = AD.Kernels.of_type(p, T)
-        product = code[AD.Kernels.product_of(code, 1:length(code))]
-        expected = (transposed_a ? a' : a) * (transposed_b ? b' : b) .+ added .* start
-        for threads in (1, 2, 3, 5)
-            copyto!(out, added == 1 ? start : fill(T(NaN), m, n))
-            GC.@preserve a b out for j in threads:-1:1
-                mine = AD.Kernels.part(product, threads, j)
-                AD.Kernels.execute!(mine, 1, length(mine))
+compiling() do
+    @testset "parts of a product make the whole, $(m)x$(n)x$(k), $T" for T in (Float32, Float64),
+            (m, n, k) in ((200, 30, 50), (30, 200, 50), (64, 64, 1), (17, 33, 50), (200, 1, 50), (1, 200, 50), (300, 150, 600),
+                (131, 300, 600)),
+            transposed_a in (false, true), transposed_b in (false, true), added in (0, 1), bytes in (0, 32, 64)
+        known = AD.Kernels.VECTOR_BYTES[]
+        bytes <= known || continue
+        AD.Kernels.VECTOR_BYTES[] = bytes
+        try
+            random = MersenneTwister(4)
+            a, b = rand(random, T, (transposed_a ? (k, m) : (m, k))...), rand(random, T, (transposed_b ? (n, k) : (k, n))...)
+            start, out = rand(random, T, m, n), zeros(T, m, n)
+            lies(x, turned) = turned ? AD.view_transpose(AD.Memory(x), (axes=[2, 1],)) : AD.Memory(x)
+            p = AD.Kernels.Instructions()
+            AD.emit_matmul!(p, AD.Memory(out), lies(a, transposed_a), lies(b, transposed_b), added)
+            code = AD.Kernels.of_type(p, T)
+            product = code[AD.Kernels.product_of(code, 1:length(code))]
+            expected = (transposed_a ? a' : a) * (transposed_b ? b' : b) .+ added .* start
+            for threads in (1, 2, 3, 5)
+                copyto!(out, added == 1 ? start : fill(T(NaN), m, n))
+                GC.@preserve a b out for j in threads:-1:1
+                    mine = AD.Kernels.part(product, threads, j)
+                    AD.Kernels.execute!(mine, 1, length(mine))
+                end
+                @test out ≈ expected
             end
-            @test out ≈ expected
+        finally
+            AD.Kernels.VECTOR_BYTES[] = known
         end
-    finally
-        AD.Kernels.VECTOR_BYTES[] = known
     end
 end
 

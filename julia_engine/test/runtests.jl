@@ -45,6 +45,51 @@ struct Hidden
 end
 (h::Hidden)(x...) = h.f(x...)
 
+"""Whether Julia was started to interpret, with `--compile=min`, in a version in which that can be changed."""
+interprets() = TwinGrad.Versions.INTERPRETS && Base.JLOptions().compile_enabled == TwinGrad.AD.Kernels.INTERPRET
+
+"""
+`f()`, compiled with all that it calls, even where Julia was started with `--compile=min`: for what counts allocations, and
+for loops of many steps.
+"""
+function compiling(f)
+    interprets() || return f()
+    TwinGrad.AD.Kernels.compiling() do
+        TwinGrad.AD.Kernels.compile_interpreted!()  # a method that was interpreted before stays so
+        f()
+    end
+end
+
+"""
+Compile what Julia, started with `--compile=min`, had better not interpret: comparisons and copies of large arrays, which
+would take longer, and LLVM's own operations on dual numbers with up to five partial derivatives, which can't be interpreted.
+"""
+function compile_beforehand()
+    interprets() || return nothing
+    duals = TwinGrad.AD.DualNumbers
+    TwinGrad.AD.Kernels.compiling() do
+        for T in (Float32, Float64)
+            for x in (T[1, 2], T[1 2; 3 4])
+                for f in (==, isequal, isapprox, -)
+                    Base.invokelatest(f, x, x)
+                end
+                Base.invokelatest(isapprox, x, x; rtol=1e-3)
+                foreach(f -> Base.invokelatest(all, f, x), (isfinite, iszero))
+            end
+            Base.invokelatest(as_dict, Chain(Dense(1 => 1); dtype=T).parameters)
+            for n in 1:5
+                moves = NTuple{n,T}
+                precompile(duals.scaled, (T, moves))
+                precompile(duals.added, (moves, moves))
+                precompile(duals.subtracted, (moves, moves))
+                precompile(duals.combined, (T, moves, T, moves))
+            end
+        end
+    end
+    return nothing
+end
+compile_beforehand()
+
 """The number of tests in a test set, and whether all of them passed."""
 count_tests(set) = number(set.n_passed) + sum(Int[count_tests(x) for x in set.results])
 count_tests(::Test.Result) = 1  # passed ones are counted by their set alone

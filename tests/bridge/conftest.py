@@ -36,42 +36,38 @@ JULIA_GROUPS = {
     "interpreted": (
         "ad_chain_rules",
         "ad_checkpoint",
+        "ad_checks",
         "ad_cond",
+        "ad_constants",
         "ad_copies",
         "ad_differentiation_interface",
+        "ad_interface",
         "ad_jacobian",
+        "ad_julia_functions",
+        "ad_nesting",
+        "ad_rules",
         "ad_vmap",
         "ad_watched",
+        "ad_while",
     ),
     "optimised": (
         "ad_convolution",
         "ad_kernels",
-        "ad_loops",
         "ad_memory",
-        "ad_tape",
         "ad_tiles",
         "ad_transforms",
         "ad_winograd",
-        "network_embedding",
-        "network_entry",
         "network_training",
     ),
     "quick": (
-        "ad_checks",
         "ad_compiled",
-        "ad_constants",
         "ad_duals",
         "ad_forward",
-        "ad_interface",
-        "ad_julia_functions",
-        "ad_nesting",
         "ad_ops",
         "ad_plan",
-        "ad_rules",
-        "ad_special_values",
         "ad_sparse",
+        "ad_special_values",
         "ad_vectors",
-        "ad_while",
         "ad_written",
         "campaign",
         "network_layers",
@@ -80,11 +76,18 @@ JULIA_GROUPS = {
         "versions",
     ),
     "sweep": ("ad_sweep",),
+    "training": (
+        "ad_loops",
+        "ad_tape",
+        "network_embedding",
+        "network_entry",
+    ),
 }
 """The files of `julia_engine/test` in groups: each a process and a `test_julia_suite_*.py`, which says how it compiles.
 
-Every process compiles what its files share with the others once more: hence few groups. Files that count allocations,
-or try the kernels' own arithmetic, need the compiler's optimisation.
+Every process compiles what its files share with the others once more: hence few groups. To interpret what runs once
+takes less time than to compile it. Files that call the same functions many times, or functions of dual numbers, are
+compiled, and those that try the kernels' own arithmetic need the compiler's optimisation.
 """
 
 JULIA_GROUP_SECONDS = None if os.environ.get("TWINGRAD_TEST_PROFILE") == "campaign" else 1800
@@ -311,6 +314,15 @@ def compare_with_torch(
 def julia_groups() -> Mapping[str, Sequence[str]]:
     """The groups of the Julia engine's test files."""
     return JULIA_GROUPS
+
+
+@pytest.fixture
+def interpret(julia: Julia) -> tuple[str, ...]:
+    """Julia's option to interpret what is not compiled beforehand: none where the engine is not in a system image.
+
+    Nor is there one after 1.5, where `compiling` of runtests.jl can't have single functions compiled.
+    """
+    return ("--compile=min",) if usable(julia)[0] and julia.release < (1, 6) else ()
 
 
 @pytest.fixture

@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from bridge.libjulia.find import Julia
-from bridge.libjulia.sysimage import KEEPS_MACHINE_CODE, usable
+from bridge.libjulia.sysimage import KEEPS_MACHINE_CODE
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1860)
 def test_the_julia_engine_passes_its_tests_of_transforms_and_control_flow(
-    julia: Julia, julia_groups: Mapping[str, Sequence[str]], run_julia_tests: Callable[..., dict[str, int]]
+    julia: Julia,
+    interpret: tuple[str, ...],
+    julia_groups: Mapping[str, Sequence[str]],
+    run_julia_tests: Callable[..., dict[str, int]],
 ) -> None:
     # The engine itself is compiled, in the system image or, in newer versions, in its package image.
-    image, _ = usable(julia)
-    options = () if julia.release >= KEEPS_MACHINE_CODE else ("-O0", "--compile=min") if image else ("-O0",)
+    options = () if julia.release >= KEEPS_MACHINE_CODE else ("-O0", *interpret)
     assert all(run_julia_tests(julia_groups["interpreted"], *options).values())
