@@ -28,7 +28,6 @@ from pydantic import (
     PrivateAttr,
     model_validator,
 )
-from pydantic_core import CoreSchema
 
 from bridge import toml
 from bridge.validation import LocatedError
@@ -51,7 +50,7 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Describe each key by the docstring below it.
 
         pydantic would read the docstrings of all classes whenever this module is imported, which takes a third of that.

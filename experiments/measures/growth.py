@@ -206,14 +206,14 @@ def is_beside_peer(engine: str, row: Row) -> bool:
 def beside_peer(nodes: int) -> Row:
     """How long numpy's eager gradient of a graph takes beside the peer's: both are called alternately."""
     with ExitStack() as stack:
-        ours, theirs = (stack.enter_context(_on_request(engine, nodes)) for engine in ("numpy", PEER))
+        ours, theirs = (stack.enter_context(on_request(engine, nodes)) for engine in ("numpy", PEER))
         ratios = [ours() / theirs() for _ in range(PEER_ROUNDS)]
     low, high = testing.of_median(ratios) or (min(ratios), max(ratios))
     return dict(zip(BESIDE_PEER, (statistics.median(ratios), low, high), strict=True))
 
 
 @contextmanager
-def _on_request(engine: str, nodes: int) -> Iterator[Callable[[], float]]:
+def on_request(engine: str, nodes: int) -> Iterator[Callable[[], float]]:
     """A process whose eager gradient of a graph can be timed: the call that does so, and returns its seconds."""
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as said,
@@ -241,6 +241,9 @@ def _on_request(engine: str, nodes: int) -> Iterator[Callable[[], float]]:
             yield timed
         finally:
             process.kill()  # it waits for the next request
+            with suppress(OSError):  # what could not be written
+                assert process.stdin is not None
+                process.stdin.close()
 
 
 def _not_timed(engine: str, said: str) -> WorkerError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import time
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,13 +87,14 @@ def test_what_others_had_of_the_cores_leaves_out_what_ran_here(monkeypatch: pyte
     assert later.value() is None  # nor does a system that says nothing
 
 
-def test_cores_without_other_work_are_seen_as_such() -> None:
-    others = provenance.OthersShare()
-    until = time.perf_counter() + 0.2
-    while time.perf_counter() < until:
-        subprocess.run(["true"], check=True)
-    found = others.value()
-    assert found is not None and 0 <= found <= 1
+@pytest.mark.skipif(not provenance.CORES.exists(), reason="does not apply: the system does not count")
+def test_what_a_process_that_was_started_here_works_counts_as_its_own() -> None:
+    (before, _, own), others = provenance._processor_seconds() or (0, 0, 0), provenance.OthersShare()
+    program = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    (after, _, more), found = provenance._processor_seconds() or (0, 0, 0), others.value()
+    assert after > before and more - own >= 0.3
+    assert found is not None and found <= 1 - 0.3 / (after - before + 0.1)
 
 
 @pytest.mark.parametrize("contents", ["", "cpu 1 2", "cpu a b c d e f g h i j", None])

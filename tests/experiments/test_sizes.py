@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -619,9 +621,16 @@ def test_the_eager_gradient_is_timed_beside_pytorch_alternately(monkeypatch: pyt
     assert 0 < found["peer_low"] <= found["peer_ratio"] <= found["peer_high"]
 
 
-def test_a_process_that_is_called_alternately_and_ends_is_named() -> None:
+def test_a_process_that_is_called_alternately_and_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerError, match=r"engine numpy: its graphs can't be timed; .*integer"):
         growth.beside_peer("x")  # type: ignore[arg-type]
+    ends = [sys.executable, "-c", "import sys; sys.stdin.close(); sys.exit('no memory')"]
+    monkeypatch.setattr(growth, "_command", lambda *_: ends)
+    monkeypatch.setattr(growth, "PEER_ROUNDS", 1)
+    with growth.on_request("torch", 20) as timed:
+        time.sleep(0.5)  # it has ended when it is asked
+        with pytest.raises(WorkerError, match=r"engine torch: its graphs can't be timed; .*no memory"):
+            timed()
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -98,6 +98,7 @@ MEASURES["growth"] = (
     *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", *LIBJULIA),  # its graphs in Julia
     *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
     "experiments/machine.py",  # the caches
+    "experiments/testing.py",  # the interval of a ratio
 )
 MEASURES["totals"] = (
     "experiments/measures/totals.py",

@@ -373,6 +373,20 @@ def test_the_loss_of_large_logits_is_float64s_in_float32(target, settings):
             np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=atol)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("settings", [{}, {"positive_weight": 2.0}], ids=str)
+def test_truth_values_are_targets_of_the_binary_cross_entropy(dtype, settings):
+    logits, targets = np.array([-2, 0, 3], dtype), np.array([True, False, True])
+
+    def loss(logits, targets):
+        return ops.binary_cross_entropy(logits, targets, **settings)
+
+    for function in (loss, pe.compile(loss), pe.grad(loss)):
+        found, expected = function(logits, targets), function(logits, targets.astype(dtype))
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
 @pytest.mark.parametrize(("size", "align_corners"), [(2, False), (8, False), (16, False), (2, True), (7, True)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("axes", [1, 2])
@@ -437,6 +451,11 @@ def test_a_tangent_of_0_stays_0_behind_a_root_as_a_gradient_does(name):
         assert pe.grad(function)(x) == along(function, (x,), (1.0,)) == 0
     np.testing.assert_allclose(along(function, (2.0,), (1.0,)), pe.grad(function)(2.0))
     assert np.isnan(along(ops.sqrt, (-1.0,), (1.0,)))
+
+
+def test_where_a_root_and_what_it_is_of_are_both_stationary_forward_mode_takes_the_tangent_first():
+    function = lambda x: ops.cbrt(x**3)  # noqa: E731  # x, whose derivative is 1
+    assert along(function, (0.0,), (1.0,)) == 0 and np.isnan(pe.grad(function)(0.0))
 
 
 @pytest.mark.parametrize(

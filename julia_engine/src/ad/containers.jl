@@ -22,7 +22,7 @@ Base.hash(s::Structure, h::UInt) = hash(s.kind, hash(s.keys, hash(s.children, h)
 """Whether keys are of the same types and equal: 1, 1.0 and true are equal to each other, and so are 0.0 and -0.0."""
 are_same_keys(a, b) = length(a) == length(b) && all(((x, y),) -> is_same_key(x, y), zip(a, b))
 is_same_key(@nospecialize(x), @nospecialize(y)) = typeof(x) === typeof(y) &&
-    (x isa Union{Tuple,AbstractVector} ? are_same_keys(x, y) : isequal(x, y))
+    (x isa AbstractArray ? size(x) == size(y) && are_same_keys(x, y) : x isa Union{Tuple,Pair} ? are_same_keys(x, y) : isequal(x, y))
 
 function Base.show(io::IO, s::Structure)
     n = length(s.children)

@@ -165,11 +165,11 @@ end
     return dual(convert(S, y), k -> iszero(p[k]) ? zero(S) : convert(S, dy * p[k]), Val(N), Val(L))
 end
 
-@inline is_still(a::Dual) = all(iszero, partials(a))
-
-"""The same for two arguments of one level."""
+"""The dual number of value `y` whose derivatives by two arguments of one level are `da` and `db`."""
 @inline chained(a::Dual{N,T,L,P}, b::Dual{N,T,L,P}, y::T, da::T, db::T) where {N,T,L,P} =
     Dual{N,T,L,P}(y, combined(da, a.moves, db, b.moves))
+
+@inline is_still(a::Dual) = all(iszero, partials(a))
 
 constant(::Type{D}, x) where {N,T,L,P,D<:Dual{N,T,L,P}} = Dual{N,T,L,P}(convert(T, x), still(D))
 
@@ -355,7 +355,7 @@ Base.:^(::Irrational{:ℯ}, v::Dual) = exp(v)
 @inline function Base.literal_pow(::typeof(^), u::Dual, ::Val{P}) where {P}
     P == 0 && return one(u)
     a = u.value
-    return chained(u, Base.literal_pow(^, a, Val(P)), P * Base.literal_pow(^, a, Val(P - 1)))
+    return (P < 0 ? chained_power : chained)(u, Base.literal_pow(^, a, Val(P)), P * Base.literal_pow(^, a, Val(P - 1)))
 end
 
 @inline at_level(::Val{L}, x::Dual{N,T,L}) where {N,T,L} = x.value
@@ -373,8 +373,10 @@ end
 
 @inline function Base.clamp(x::Dual, low::Real, high::Real)
     within = ifelse_(x > high, high, ifelse_(x < low, low, x))
-    return isnan(x.value) ? constant(typeof(within), within.value) : within
+    return isnan(x.value) ? constant(typeof(within), plain_value(x)) : within
 end
+plain_value(x::Dual) = plain_value(x.value)
+plain_value(x::Real) = x
 @inline ifelse_(c::Bool, a, b) = ((u, v) = promote(a, b); ifelse(c, u, v))
 
 # Functions of one argument --------------------------------------------------------------------------------------------------

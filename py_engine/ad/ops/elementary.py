@@ -4,9 +4,10 @@ Subgradients: ties in `maximum`, `minimum` share the gradient equally; `clip` pa
 `relu`, `sign`, `hypot` and `copysign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu` or `clip` is
 constant, nothing passes, not even an infinite gradient: `relu(x) ** 1.5` has derivatives 0 of every order at x < 0.
 So it is in forward mode: behind a root or a power with an infinite derivative a tangent of 0 stays 0, where PyTorch
-has NaN, and the exponent of a negative base counts only where it has a tangent. Where the larger or smaller of two is
-NaN, both derivatives are 0. Elsewhere infinity times 0 is NaN, as in PyTorch and JAX: an op does not know which of the
-two would be first in the limit.
+has NaN, and the exponent of a negative base counts only where it has a tangent. That the tangent of `x ** 3` is 0 at 0,
+too, can't be told from a constant: there `cbrt(x ** 3)` has derivative 0 forward and NaN backward. Where the larger or
+smaller of two is NaN, both derivatives are 0. Elsewhere infinity times 0 is NaN, as in PyTorch and JAX, also in a
+division and so in `x ** -1`: an op does not know which of the two would be first in the limit.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from py_engine.ad.op import (
     total,
 )
 from py_engine.ad.ops.arguments import as_dtype, whole
-from py_engine.ad.ops.elementary import exp, greater, softplus, square, where
+from py_engine.ad.ops.elementary import astype, exp, greater, softplus, square, where
 from py_engine.ad.ops.reduction import bind_subtract, log_softmax, logsumexp, mean, sum
 from py_engine.ad.ops.shape import aligned, all_mapped, expand_dims, leading, reshape
 from py_engine.ad.tensor import FLOATS, Array, Literal, Operand, Tensor
@@ -343,6 +343,8 @@ def binary_cross_entropy(
         )
     _check_weights("binary_cross_entropy", "weight", weight, logits)
     _check_weights("binary_cross_entropy", "positive_weight", positive_weight, logits)
+    if targets.dtype == np.bool_:
+        targets = astype(targets, logits.dtype)
     positives = targets * softplus(-logits)
     if positive_weight is not None:
         positives = positives * positive_weight

@@ -4,6 +4,8 @@
 # `sign`, `hypot` and `copysign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu`, `max`, `min` or `clamp` is constant nothing passes,
 # not even an infinite gradient: `relu(x)^1.5` has derivatives 0 of every order at x < 0. So it is in forward mode: behind a root or a
 # power with an infinite derivative a tangent of 0 stays 0, and the exponent of a negative base counts only where it has a tangent.
+# That the tangent of `x^3` is 0 at 0, too, can't be told from a constant: there `cbrt(x^3)` has derivative 0 forward and NaN backward.
+# A division, and so `x^-1`, knows nothing of it: infinity times 0 is NaN.
 # Where the larger or smaller of two is NaN, both derivatives are 0.
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------

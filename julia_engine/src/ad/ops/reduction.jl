@@ -50,7 +50,7 @@ function emit_reduction!(p::Instructions, name::Symbol, neutral::Real, out::Memo
         n, s = coalesced(sorted...)
         s[1][1] == 0 && (length(out) == 1 || n[1] >= LONG_ROW) && ((dims, strides) = sorted)
     end
-    name === :sum && x.eltype === Float32 && return emit_sum!(p, out, x, dims, strides)
+    name === :sum && x.eltype === Float32 && length(x) > LONG_SUM && return emit_sum!(p, out, x, dims, strides)
     return emit_loops!(p, x.eltype, name, dims, Memory[out, x], strides)
 end
 
@@ -67,7 +67,7 @@ function emit_sum!(p::Instructions, out::Memory, x::Memory, dims::Vector{Int}, s
     first_kept = findfirst(!=(0), to)
     axes = first_kept === nothing ? Int[] : Int[d for d in first_kept+1:length(n) if to[d] == 0]
     prod(n[axes]) > LONG_SUM || return emit_loops!(p, x.eltype, :sum, dims, Memory[out, x], strides)
-    axis = axes[argmax(n[axes])]
+    axis = maximum(n[axes]) > PART ? axes[argmax(n[axes])] : axes[end]
     length_ = n[axis] > PART ? PART : 1
     whole, rest = divrem(n[axis], length_)
     kept = Int[d for d in eachindex(n) if to[d] != 0]
