@@ -33,9 +33,11 @@ end
             s > 0 || error(Entry.MESSAGE[])
             for status in (Entry.train(s, rows, at(x), at(y), rows, pointer(order), 1, 2, pointer(losses)),
                     Entry.evaluate(s, rows, at(x), at(y), pointer(losses)), Entry.predict(s, rows, at(x), at(out)),
-                    Entry.gradients(s, rows, at(x), at(y), pointer(losses), at(gradient)), Entry.free(s))
+                    Entry.gradients(s, rows, at(x), at(y), pointer(losses), at(gradient)))
                 status == Entry.OK || error(Entry.MESSAGE[])
             end
+            isempty(Entry.costs(s)) && error("a step without ops")
+            Entry.free(s) == Entry.OK || error(Entry.MESSAGE[])
         end
         return nothing
     end

@@ -70,6 +70,7 @@ function precompile_session(T::DataType, loss::String, holds::String, input::Str
         t = Entry.session(s)
         NETWORK.make_shards(T, t.chain, NETWORK.objective(t), t.input, NETWORK.target_size(t), NETWORK.target_type(t), 4, 2,
             copy(t.gradient), t.techniques, t.sparse)  # of two threads
+        isempty(Entry.costs(s)) && error("precompiling a session: a step without ops")
         push!(done, Entry.free(s))
         Entry.message(pointer(said), length(said))
         all(iszero, done) || error("precompiling a session: $(Entry.MESSAGE[])")
