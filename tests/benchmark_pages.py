@@ -91,7 +91,7 @@ def points(browser: Any, html: Path, folders: Sequence[Path] = SCRIPTS) -> dict[
         context.route(re.compile(r"/(index\.html)?(\?.*)?$|^https://"), answer)
         page = context.new_page()  # one for all: a new page would be a new process of the browser
         for name in index["benchmarks"]:
-            page.goto("about:blank")  # a document of its own for each: a change of the fragment alone loads nothing
+            page.goto("about:blank")  # a new document for each: a change of the fragment alone loads nothing
             page.goto(f"{address}/index.html#{name}")
             try:
                 lines = page.wait_for_function(DRAWN, timeout=20_000).json_value()

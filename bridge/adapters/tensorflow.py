@@ -89,7 +89,7 @@ class TensorFlowSession(TensorSession):
         }
         self._trained = [name for name, p in spec.parameters().items() if p.trainable]
         self._updates = _Updates(optimizer, [self._variables[name] for name in self._trained])
-        # No Python control flow depends on a tensor's value: without AutoGraph a network is traced in half the time.
+        # No Python control flow depends on a tensor's value: without AutoGraph a network is traced sooner.
         compiled = partial(tf.function, jit_compile=self.jit_compile, autograph=False)
         self._train = compiled(self._step)
         self._gradients = compiled(self._loss_and_gradients)

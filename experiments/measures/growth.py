@@ -63,7 +63,7 @@ ONCE_SECONDS, CALL_SECONDS = 5.0, 30.0
 """What a call takes, at most, that is repeated, and one that a larger graph follows."""
 ELEMENTS = 10
 PEER, PEER_NODES, PEER_ROUNDS = "torch", 10_000, 20
-"""The engine beside which numpy's eager gradient is timed, of a graph of so many nodes, and in how many rounds."""
+"""The engine beside which numpy's eager gradient is timed, the nodes of the graph, and the number of rounds."""
 BESIDE_PEER = ("peer_ratio", "peer_low", "peer_high")
 """Fields of that graph's row: the time over the peer's in the same round, the median and its confidence interval."""
 ON_REQUEST = "on request"

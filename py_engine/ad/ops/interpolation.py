@@ -17,8 +17,8 @@ def interpolate(x: Operand, size: Sizes, mode: str = "nearest", align_corners: b
     Args:
         size: the new lengths, one number or one per spatial axis.
         mode: "nearest", the element whose part of the axis it lies in, or "linear" (bilinear over two axes), between
-            the two that are nearest: (1 - w) a + w b with the share w of the way from a to b. As in PyTorch both count
-            where w is 0, so that an infinite b makes NaN there.
+            the two that are nearest: (1 - w) a + w b with the interpolation weight w. An infinite b gives NaN where w
+            is 0, as in PyTorch.
         align_corners: of "linear", whether the first and last elements stay where they are; else elements are the
             centres of pieces of equal length, and the outermost ones continue beyond.
 
@@ -55,9 +55,9 @@ def interpolate(x: Operand, size: Sizes, mode: str = "nearest", align_corners: b
 
 
 def _neighbours(old: int, new: int, align_corners: bool) -> tuple[Array, Array, Array]:
-    """Return, for each new element, the old ones before and behind it, and its share of the way between them.
+    """Return, for each new element, the old ones before and behind it, and the interpolation weight of the latter.
 
-    Behind the last element is that element again, with any share, as in PyTorch: 0 times infinity would be NaN.
+    Behind the last element is that element again, with any weight, as in PyTorch: 0 times infinity would be NaN.
     """
     if align_corners:
         places = np.arange(new) * ((old - 1) / max(new - 1, 1))

@@ -4,8 +4,8 @@
     interpolate(x, size; mode=:nearest, align_corners=false)
 
 `x` (lengths..., C, N) with spatial axes of the lengths `size`, one number or one for each. With mode `:nearest` an element is
-the one whose part of the axis it lies in; with `:linear` it lies between the two that are nearest: (1 - w) a + w b with the share w
-of the way from a to b. Both count where w is 0, so that an infinite b makes NaN there. With `align_corners` the first and last
+the one whose part of the axis it lies in; with `:linear` it lies between the two that are nearest: (1 - w) a + w b with the
+interpolation weight w. An infinite b gives NaN where w is 0, as in PyTorch. With `align_corners` the first and last
 elements stay where they are; else elements are the centres of pieces of equal length, and the outermost ones continue beyond. Throws a `ShapeError` where there is no spatial axis, or an empty one.
 """
 function interpolate(@nospecialize(x), @nospecialize(size); mode::Symbol=:nearest, align_corners::Bool=false)
@@ -33,8 +33,8 @@ function interpolate(@nospecialize(x), @nospecialize(size); mode::Symbol=:neares
 end
 
 """
-For each new element the old ones before and behind it, and its share of the way between them. Behind the last element is that
-element again, with any share, as in PyTorch: 0 times infinity would be NaN.
+For each new element the old ones before and behind it, and the interpolation weight of the latter. Behind the last element is
+that element again, with any weight, as in PyTorch: 0 times infinity would be NaN.
 """
 function neighbours(old::Int, new::Int, align_corners::Bool)
     places = align_corners ? Float64[i * ((old - 1) / max(new - 1, 1)) for i in 0:new-1] :

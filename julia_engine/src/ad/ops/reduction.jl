@@ -84,7 +84,7 @@ function emit_sum!(p::Instructions, out::Memory, x::Memory, dims::Vector{Int}, s
     return emit_sum!(p, out, parts, parts_dims, Vector{Int}[[to[kept]; 0], parts.strides])
 end
 
-"""The memory that begins so many elements behind another one."""
+"""The memory that begins `elements` elements after another one."""
 further(m::Memory, elements::Int) = Memory(m.root, m.address + sizeof(m.eltype) * elements, m.eltype, m.dims, m.strides)
 
 const LONG_ROW = 32  # elements; shorter rows are added to the result faster element by element
