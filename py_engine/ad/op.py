@@ -925,7 +925,7 @@ def elementwise(
     commutes: bool = False,
     scalar: str | Callable[[Equation], str] | None = None,
     simplify: Simplify | None = None,
-    steep: Callable[..., bool] | None = None,
+    jvp: Callable[..., Tensor | None] | None = None,
     in_table: bool = True,
 ) -> Op:
     """Make and register an elementwise op from its kernel and its partial derivatives.
@@ -939,8 +939,7 @@ def elementwise(
         numpy: the numpy function it stands in for; None takes `kernel` when that is a ufunc.
         bind: instead of `kernel`, see `Op`.
         infer, commutes, scalar, simplify: see `Op`.
-        steep: `steep(*inputs)`: whether a derivative may be infinite where the op is defined. In forward mode a tangent
-            of 0 stays 0 there, as behind a `relu` that is constant.
+        jvp: the forward-mode rule where it is another than the sum of the partials times the tangents.
         in_table: whether it is registered.
     """
 
@@ -953,13 +952,11 @@ def elementwise(
 
         return vjp
 
-    def jvp(tangents: Tangents, y: Tensor, *inputs: Tensor) -> Tensor | None:
+    def total(tangents: Tangents, y: Tensor, *inputs: Tensor) -> Tensor | None:
         found = None
-        is_steep = steep is not None and steep(*inputs)
         for tangent, derivative in zip(tangents, partials, strict=True):
             if tangent is not None and derivative is not None:
-                slope = derivative(y, *inputs)
-                term = scaled(tangent, _if_moved(tangent, slope) if is_steep else slope)
+                term = scaled(tangent, derivative(y, *inputs))
                 found = term if found is None else found + term
         return found
 
@@ -970,7 +967,7 @@ def elementwise(
         kernel=kernel,
         bind=bind,
         vjp=tuple(rule(derivative) for derivative in partials) if any(partials) else None,
-        jvp=jvp if any(partials) else None,
+        jvp=(jvp or total) if any(partials) else None,
         constant=constant,
         overwrites=tuple(range(max(1, len(partials)))),
         elementwise=True,
@@ -983,15 +980,6 @@ def elementwise(
         return op
     stands_in_for = numpy if numpy is not None else kernel if isinstance(kernel, np.ufunc) else None
     return register(op, *([] if stands_in_for is None else [stands_in_for]))
-
-
-def _if_moved(tangent: Tensor, slope: Partial) -> Partial:
-    """Return a derivative that counts where it is finite or the tangent is not 0: zero times infinity would be NaN."""
-    if not isinstance(slope, Tensor):
-        return slope
-    moves = TABLE["not_equal"].apply((tangent, ZEROS[tangent.dtype]), NO_ATTRS)
-    finite = TABLE["isfinite"].apply((slope,), NO_ATTRS)
-    return TABLE["logical_or"].apply((moves, finite), NO_ATTRS), slope
 
 
 def scaled(g: Tensor, derivative: Partial) -> Tensor:

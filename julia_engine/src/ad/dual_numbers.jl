@@ -3,7 +3,7 @@
 #
 # Ties and corners are those of the op table: equal arguments of `max` and `min` share the derivative, `clamp` passes it
 # on at its bounds, `abs`, `sign` and `relu` have derivative 0 at 0, `sqrt` has infinity there; where the larger or smaller of two
-# is NaN, both derivatives are 0. Partials that are 0 stay so behind a root or a power with an infinite derivative. The exponent of
+# is NaN, both derivatives are 0. Behind a root or a power with an infinite derivative a partial of 0 is NaN. The exponent of
 # a negative base may not move: Julia's `log` throws a `DomainError` there, where an op has NaN.
 
 """Dual numbers, and derivatives by them."""
@@ -158,13 +158,6 @@ end
 @inline chained_as(::Type{S}, a::Dual{N,T,L}, y, dy) where {S,N,T,L} =
     chained(convert(dual_type(Val(N), S, Val(L)), a), convert(S, y), convert(S, dy))
 
-"""The same where a derivative may be infinite: partials that are zero stay so, as behind a `relu` or `max` that is constant."""
-@inline chained_power(a::Dual, y, dy) = isfinite(dy) ? chained(a, y, dy) : chained_moving(a, y, dy)
-@noinline function chained_moving(a::Dual{N,T,L}, y, dy) where {N,T,L}
-    S, p = promote_type(T, typeof(y)), partials(a)
-    return dual(convert(S, y), k -> iszero(p[k]) ? zero(S) : convert(S, dy * p[k]), Val(N), Val(L))
-end
-
 """The dual number of value `y` whose derivatives by two arguments of one level are `da` and `db`."""
 @inline chained(a::Dual{N,T,L,P}, b::Dual{N,T,L,P}, y::T, da::T, db::T) where {N,T,L,P} =
     Dual{N,T,L,P}(y, combined(da, a.moves, db, b.moves))
@@ -303,12 +296,12 @@ for (f, y, da, db) in BINARY
         @inline function $(Symbol(:by_first_, f))(u::Dual, b)
             a = u.value
             y = $y
-            return $(f === :^ ? :chained_power : :chained)(u, y, $da)
+            return chained(u, y, $da)
         end
         @inline function $(Symbol(:by_second_, f))(a, v::Dual)
             b = v.value
             y = $y
-            return $(f === :^ ? :(chained_power(v, y, is_still(v) ? zero(y) : $db)) : :(chained(v, y, $db)))
+            return chained(v, y, $(f === :^ ? :(is_still(v) ? zero(y) : $db) : db))
         end
     end
     for R in (:AbstractFloat, :Integer, :Rational, :AbstractIrrational)
@@ -328,15 +321,8 @@ end
     return chained(convert(D, u), convert(D, v), convert(S, y), convert(S, da), convert(S, db))
 end
 
-@inline function both_of_power(u::Dual, v::Dual, y)
-    da, db = power_base(u.value, v.value), is_still(v) ? zero(y) : power_exponent(u.value, v.value, y)
-    return isfinite(da) & isfinite(db) ? both(u, v, y, da, db) : both_moving(u, v, y, da, db)
-end
-@noinline function both_moving(u::Dual{N,T,L}, v::Dual{N,T,L}, y, da, db) where {N,T,L}
-    S, p, q = promote_type(T, typeof(y)), partials(u), partials(v)
-    part(slope, step) = iszero(step) ? zero(S) : convert(S, slope * step)
-    return dual(convert(S, y), k -> part(da, p[k]) + part(db, q[k]), Val(N), Val(L))
-end
+@inline both_of_power(u::Dual, v::Dual, y) =
+    both(u, v, y, power_base(u.value, v.value), is_still(v) ? zero(y) : power_exponent(u.value, v.value, y))
 
 # Whole quotients jump, and do not change between these places.
 for (f, mode) in ((:div, :ToZero), (:fld, :Down), (:cld, :Up))
@@ -350,12 +336,12 @@ LinearAlgebra.normalize(x::AbstractVector{<:Dual}, p::Real=2) = x ./ norm(x, p)
 @inline Base.:-(u::Dual) = chained(u, -u.value, -one(u.value))
 
 Base.:^(::Irrational{:ℯ}, v::Dual) = exp(v)
-@inline whole_power(u::Dual, p) = chained_power(u, u.value^p, p == 0 ? zero(u.value) : p * u.value^(p - 1))
+@inline whole_power(u::Dual, p) = chained(u, u.value^p, p == 0 ? zero(u.value) : p * u.value^(p - 1))
 @inline Base.:^(u::Dual, p::Integer) = whole_power(u, p)
 @inline function Base.literal_pow(::typeof(^), u::Dual, ::Val{P}) where {P}
     P == 0 && return one(u)
     a = u.value
-    return (P < 0 ? chained_power : chained)(u, Base.literal_pow(^, a, Val(P)), P * Base.literal_pow(^, a, Val(P - 1)))
+    return chained(u, Base.literal_pow(^, a, Val(P)), P * Base.literal_pow(^, a, Val(P - 1)))
 end
 
 @inline at_level(::Val{L}, x::Dual{N,T,L}) where {N,T,L} = x.value
@@ -387,7 +373,7 @@ for op in collect(values(AD.TABLE)), f in op.functions
     @eval @inline function (::$(typeof(f)))(u::Dual)
         x = u.value
         y = $f(x)
-        return $(f in (sqrt, cbrt) ? :chained_power : :chained)(u, y, $(on_numbers(op.derivatives[1])))
+        return chained(u, y, $(on_numbers(op.derivatives[1])))
     end
 end
 

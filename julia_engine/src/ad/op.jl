@@ -398,22 +398,20 @@ infer_elementwise(inputs::Vector{Tensor}, attrs::Attributes) =
 
 Make and register an elementwise op whose instruction has the same name, from its partial derivatives: for each input a
 number, an expression (see `derivatives` of [`Op`](@ref)), or `partial(y, inputs...)`, which is dy/dinput, written in ops. An op
-without partial derivatives is constant. `value` is the function of single numbers where the kernels have none of that name;
-`steep` says that a derivative may be infinite: in forward mode a tangent of 0 stays 0 there, as behind a constant `relu`.
+without partial derivatives is constant. `value` is the function of single numbers where the kernels have none of that name.
 
     elementwise("cube", :(3 * x^2); value=x -> x * x * x, functions=(cube,), doc="x³")
 """
 @noinline function elementwise(name::String, @nospecialize(partials...); @nospecialize(functions=()), doc::String, fuses::String="",
         @nospecialize(forward=nothing), inputs::Int=max(1, length(partials)), @nospecialize(simplify=nothing), @nospecialize(value=nothing),
         @nospecialize(scalar=value === nothing ? get(Kernels.SCALARS, Symbol(name), nothing) :
-            Kernels.new_kernel!(Symbol(name), value, inputs)), steep::Bool=false)
+            Kernels.new_kernel!(Symbol(name), value, inputs)))
     code = Symbol(name)
     lower = forward === nothing ? (p, out, inputs, attrs) -> emit_elementwise!(p, code, out, inputs) : forward
     slopes = Any[partial_function(partial, length(partials)) for partial in partials]
     expressions = any(partial -> partial isa Function, partials) ? () : partials
     return register!(Op(name, infer_elementwise; forward=lower, backward=isempty(partials) ? nothing : Any[partial_rule(f) for f in slopes],
-        jvp=isempty(partials) ? nothing : (t, y, inputs, attrs) ->
-            partials_jvp(steep ? Any[steep_partial(f, a) for (f, a) in zip(slopes, t)] : slopes, t, y, inputs),
+        jvp=isempty(partials) ? nothing : (t, y, inputs, attrs) -> partials_jvp(slopes, t, y, inputs),
         constant=isempty(partials), overwrites=collect(1:inputs), elementwise=true, fuses=fuses, simplify=simplify,
         scalar=scalar, functions=functions, derivatives=expressions, doc=doc))
 end
@@ -448,12 +446,6 @@ struct Where
     holds::Tensor
     factor::Any
 end
-
-"""A partial derivative that counts where it is finite or the tangent is not 0: zero times infinity would be NaN."""
-steep_partial(@nospecialize(partial), t) = t === nothing ? partial : (y, inputs...) -> if_moved(t, partial(y, inputs...))
-if_moved(t::Tensor, slope::Tensor) = Where(LOGICAL_OR(NOT_EQUAL(t, 0), ISFINITE(slope)), slope)
-if_moved(t::Tensor, @nospecialize(slope)) = slope
-
 scaled(g::Tensor, derivative::Where) = where_holds(derivative.holds, scaled(g, derivative.factor))
 where_holds(holds::Tensor, x::Tensor) = apply(WHERE, Tensor[holds, x, literal(x.eltype, 0)])
 

@@ -3,11 +3,10 @@
 Subgradients: ties in `maximum`, `minimum` share the gradient equally; `clip` passes it on at its bounds; `abs`,
 `relu`, `sign`, `hypot` and `copysign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu` or `clip` is
 constant, nothing passes, not even an infinite gradient: `relu(x) ** 1.5` has derivatives 0 of every order at x < 0.
-So it is in forward mode: behind a root or a power with an infinite derivative a tangent of 0 stays 0, where PyTorch
-has NaN, and the exponent of a negative base counts only where it has a tangent. That the tangent of `x ** 3` is 0 at 0,
-too, can't be told from a constant: there `cbrt(x ** 3)` has derivative 0 forward and NaN backward. Where the larger or
-smaller of two is NaN, both derivatives are 0. Elsewhere infinity times 0 is NaN, as in PyTorch and JAX, also in a
-division and so in `x ** -1`: an op does not know which of the two would be first in the limit.
+Where the larger or smaller of two is NaN, both derivatives are 0. The exponent of a power counts in forward mode only
+where it has a tangent: that of a negative base has the derivative NaN. Elsewhere infinity times 0 is NaN, as in PyTorch
+and JAX, also in forward mode behind a root: an op does not know which of the two would be first in the limit. The
+tangent 0 of `relu(x)` at x < 0 can't be told from that of `x ** 3` at 0, where `cbrt(x ** 3)` has derivative 1.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from py_engine.ad.op import (
     Op,
     Scratch,
     Shape,
+    Tangents,
     as_tensor,
     as_tensors,
     broadcast,
@@ -46,6 +46,7 @@ from py_engine.ad.op import (
     no_gradient,
     one_to_one,
     register,
+    scaled,
 )
 from py_engine.ad.ops.arguments import UFUNC_DEFAULTS, as_dtype, refuse, whole
 from py_engine.ad.ops.shape import is_one, leading
@@ -131,8 +132,16 @@ def _infer_pow(x: Tensor, p: Tensor) -> tuple[Shape, Any]:
     return shape, dtype
 
 
-def _is_steep(x: Tensor, p: Tensor) -> bool:
-    return not (isinstance(p, Literal) and p.item() >= 1 and p.item() % 1 == 0)
+def _pow_jvp(tangents: Tangents, y: Tensor, x: Tensor, p: Tensor) -> Tensor | None:
+    base, exponent = tangents
+    by_base = None if base is None else scaled(base, pow_base(y, x, p))
+    if exponent is None:
+        return by_base
+    # Where the exponent has no tangent, it passes no NaN on, which log x is where x is negative. A derivative that is
+    # finite counts there, too, since the tangent may be differentiated by.
+    slope = pow_exponent(y, x, p)
+    by_exponent = scaled(exponent, (logical_or(not_equal(exponent, 0), isfinite(slope)), slope))
+    return by_exponent if by_base is None else by_base + by_exponent
 
 
 pow = elementwise(
@@ -143,7 +152,7 @@ pow = elementwise(
     doc="x to the power p",
     scalar=_pow_scalar,
     infer=_infer_pow,
-    steep=_is_steep,
+    jvp=_pow_jvp,
 )
 
 # Exponentials and logarithms ------------------------------------------------------------------------------
@@ -152,8 +161,8 @@ exp = elementwise("exp", np.exp, lambda y, x: y, doc="e to the x", scalar="exp({
 expm1 = elementwise("expm1", np.expm1, lambda y, x: y + 1, doc="exp(x) - 1, exact near 0", scalar="expm1({0})")
 log = elementwise("log", np.log, lambda y, x: 1 / x, doc="natural logarithm", scalar="log({0})")
 log1p = elementwise("log1p", np.log1p, lambda y, x: 1 / (x + 1), doc="log(1 + x), exact near 0", scalar="log1p({0})")
-sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root", scalar="sqrt({0})", steep=lambda x: True)
-cbrt = elementwise("cbrt", np.cbrt, lambda y, x: 1 / (3 * square(y)), doc="cube root", steep=lambda x: True)
+sqrt = elementwise("sqrt", np.sqrt, lambda y, x: 0.5 / y, doc="square root", scalar="sqrt({0})")
+cbrt = elementwise("cbrt", np.cbrt, lambda y, x: 1 / (3 * square(y)), doc="cube root")
 exp2 = elementwise("exp2", np.exp2, lambda y, x: y * math.log(2), doc="2 to the x", scalar="pow(2.0, {0})")
 log2 = elementwise("log2", np.log2, lambda y, x: 1 / (x * math.log(2)), doc="binary logarithm", scalar="log2({0})")
 log10 = elementwise(

@@ -2,10 +2,10 @@
 #
 # Subgradients: ties in `max`, `min` share the gradient equally; `clamp` passes it on at its bounds; `abs`, `relu`,
 # `sign`, `hypot` and `copysign` have derivative 0 at 0; `sqrt` has infinity there. Where `relu`, `max`, `min` or `clamp` is constant nothing passes,
-# not even an infinite gradient: `relu(x)^1.5` has derivatives 0 of every order at x < 0. So it is in forward mode: behind a root or a
-# power with an infinite derivative a tangent of 0 stays 0, and the exponent of a negative base counts only where it has a tangent.
-# That the tangent of `x^3` is 0 at 0, too, can't be told from a constant: there `cbrt(x^3)` has derivative 0 forward and NaN backward.
-# A division, and so `x^-1`, knows nothing of it: infinity times 0 is NaN.
+# not even an infinite gradient: `relu(x)^1.5` has derivatives 0 of every order at x < 0.
+# The exponent of a power counts in forward mode only where it has a tangent: that of a negative base has the derivative NaN.
+# Elsewhere infinity times 0 is NaN, also in forward mode behind a root: the tangent 0 of `relu(x)` at x < 0 can't be told from that of
+# `x^3` at 0, where `cbrt(x^3)` has derivative 1.
 # Where the larger or smaller of two is NaN, both derivatives are 0.
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------
@@ -43,12 +43,12 @@ function pow_base(y, x, p)
     return MUL(p, POW(x, choose(MUL(EQUAL(p, 0), EQUAL(x, 0)), 1, SUB(p, 1))))
 end
 
-# In forward mode a tangent of 0 stays 0 where the derivative is not finite, as behind a constant relu; where it is finite, the
-# tangent counts, which may be differentiated by.
-pow_base_moved(t, p::Tensor) = p.literal && item(p) >= 1 && isinteger(item(p)) ? pow_base : steep_partial(pow_base, t)
-
 # y log x, and its limit 0 at x = 0 for p >= 0, where log x is infinite.
 pow_exponent(y, x, p) = MUL(y, LOG(choose(MUL(EQUAL(x, 0), GREATER_EQUAL(p, 0)), 1, x)))
+
+# Where the exponent has no tangent, it passes no NaN on, which log x is where x is negative. A derivative that is finite counts
+# there, too, since the tangent may be differentiated by.
+exponent_moved(t) = (y, x, p) -> (slope = pow_exponent(y, x, p); Where(LOGICAL_OR(NOT_EQUAL(t, 0), ISFINITE(slope)), slope))
 
 function forward_pow(p, out, inputs, attrs)
     exponent = inputs[2]
@@ -65,8 +65,7 @@ scalar_power(attrs) = isempty(attrs) ? :general_power : get(WHOLE_POWERS, attrs.
 
 const POW = register!(Op("pow", infer_elementwise; forward=forward_pow, backward=Any[
         partial_rule(pow_base), partial_rule(pow_exponent)],
-    jvp=(t, y, inputs, attrs) -> partials_jvp((pow_base_moved(t[1], inputs[2]),
-        steep_partial(pow_exponent, t[2])), t, y, inputs), overwrites=[1, 2],
+    jvp=(t, y, inputs, attrs) -> partials_jvp((pow_base, exponent_moved(t[2])), t, y, inputs), overwrites=[1, 2],
     elementwise=true, attrs=[:exponent], scalar=scalar_power, doc="x to the power p"))
 DOTTED[^] = (x, p) -> elementwise_power(x, p)
 
@@ -87,8 +86,8 @@ const EXP = elementwise("exp", :y; functions=(exp,), doc="e to the x")
 const EXPM1 = elementwise("expm1", :(y + 1); functions=(expm1,), doc="exp(x) - 1, exact near 0")
 const LOG = elementwise("log", :(1 / x); functions=(log,), doc="natural logarithm")
 const LOG1P = elementwise("log1p", :(1 / (x + 1)); functions=(log1p,), doc="log(1 + x), exact near 0")
-const SQRT = elementwise("sqrt", :(0.5 / y); functions=(sqrt,), steep=true, doc="square root")
-const CBRT = elementwise("cbrt", :(1 / (3 * y^2)); functions=(cbrt,), steep=true, doc="cube root")
+const SQRT = elementwise("sqrt", :(0.5 / y); functions=(sqrt,), doc="square root")
+const CBRT = elementwise("cbrt", :(1 / (3 * y^2)); functions=(cbrt,), doc="cube root")
 const EXP2 = elementwise("exp2", :(y * $(log(2))); functions=(exp2,), doc="2 to the x")
 const LOG2 = elementwise("log2", :(1 / (x * $(log(2)))); functions=(log2,), doc="binary logarithm")
 const LOG10 = elementwise("log10", :(1 / (x * $(log(10)))); functions=(log10,), doc="decimal logarithm")
