@@ -75,7 +75,7 @@ end
     for (t, expected) in (((1.0, 0.0), by_u), ((0.0, 1.0), still + by_v), ((1.0, 1.0), by_u + by_v), ((0.0, 0.0), still))
         same(x) = isequal(x + 0, expected + 0.0) || isapprox(x, expected)
         @test (t, same(along(power, (u, v), t))) == (t, true)
-        if isnan(expected)
+        if u < 0 && t[2] != 0  # log
             @test_throws DomainError along_duals(power, (u, v), t)
         else
             @test (t, same(along_duals(power, (u, v), t))) == (t, true)
