@@ -42,7 +42,8 @@ sizes_networks = ["lenet5-1"]
 
 
 def test_every_option_is_needed() -> None:
-    for name, value in (("split_rounds", '{ value = 12, note = "enough for an interval of the median of ratios, to save time" }'), ("split_threads", "[2]")):
+    rounds = '{ value = 12, note = "enough for an interval of the median of ratios, to save time" }'
+    for name, value in (("split_rounds", rounds), ("split_threads", "[2]")):
         with pytest.raises(PaperFileError, match=f"the measure split needs {name}"):
             papers.loads(TEXT.replace(f"{name} = {value}\n", ""))
 
