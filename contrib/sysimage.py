@@ -101,7 +101,7 @@ def remove() -> list[Path]:
 def demonstrate(sysimage: str) -> None:
     """Start Julia here with this image and train: raises, or ends the process, where it does not work."""
     all_threads = min(2, os.cpu_count() or 1)
-    here = runtime(all_threads, way=EMBEDDED, sysimage=sysimage)
+    here = runtime(all_threads, backend=EMBEDDED, sysimage=sysimage)
     if here.evaluate('any(id -> id.name == "TwinGrad", keys(Base.loaded_modules))') is not True:
         raise JuliaUnavailableError("the image does not hold the engine")
     if here.evaluate("TwinGradRuntime.catches()") is not True:

@@ -207,7 +207,7 @@ def _threads_in_step(worker: Worker, paper: papers.Paper) -> str:
 
 
 def julia() -> Iterator[Finding]:
-    """Which Julia there is, and which ways into it from Python have been seen to work here."""
+    """Which Julia there is, and which backends have been seen to work here."""
     status = bridge.julia.status()
     found = status.julia
     if found is None:
@@ -218,9 +218,9 @@ def julia() -> Iterator[Finding]:
     blas = f"{found.blas}, kernels for {kernels}" if kernels else found.blas
     by_numpy = "; called from Python, the engine multiplies by numpy's" if newer_than(found.blas) else ""
     yield Finding("Julia's BLAS", "ok", blas + by_numpy)
-    for way, verdict in status.ways.items():
+    for backend, verdict in status.backends.items():
         said = "not tried yet" if verdict is None else "works" if verdict.ok else f"does not work: {verdict.reason}"
-        yield Finding(f"Julia by {way}", "note" if verdict is not None and not verdict.ok else "ok", said)
+        yield Finding(f"Julia by {backend}", "note" if verdict is not None and not verdict.ok else "ok", said)
 
 
 def engines() -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """Setting Julia up for TwinGrad: ``python -m bridge.julia.install``.
 
-Finds a Julia that works, or has juliapkg install one for this user alone. Then both ways of starting it from Python are
+Finds a Julia that works, or has juliapkg install one for this user alone. Then both backends, which start it from Python, are
 tried, and all of it is remembered, so that a second call has nothing to do. A checkout has recipes for machines that
 can't reach Julia's own servers: ``python -m contrib.julia``.
 """
@@ -38,7 +38,7 @@ Recipe = Callable[[Memory, Say], tuple[Julia, Project | None]]
 
 
 def set_up(say: Say = print, again: bool = False, recipes: Sequence[Recipe] = ()) -> Julia:
-    """Find or install a Julia, see which ways in work, remember it and return it; `say` gets lines of progress.
+    """Find or install a Julia, see which backends work, remember it and return it; `say` gets lines of progress.
 
     With `again`, what was remembered is forgotten first. The recipes are tried where juliapkg can't install one.
     Raises `JuliaUnavailableError` when nothing works.
@@ -49,9 +49,9 @@ def set_up(say: Say = print, again: bool = False, recipes: Sequence[Recipe] = ()
     julia, project = _find_or_install(memory, say, recipes)
     say(f"{julia}")
     say(f"  {_describe_blas(julia)}")
-    ways = _ways(julia, memory, project, say)
-    if not any(seen.ok for seen in ways.values()):
-        reasons = "".join(f"\n  {way}: {seen.reason}" for way, seen in ways.items())
+    backends = _backends(julia, memory, project, say)
+    if not any(seen.ok for seen in backends.values()):
+        reasons = "".join(f"\n  {name}: {seen.reason}" for name, seen in backends.items())
         raise JuliaUnavailableError(f"{julia} works, but can't be started from this Python:{reasons}")
     return julia
 
@@ -113,23 +113,23 @@ def _from_juliapkg(memory: Memory, say: Say) -> tuple[Julia, Project | None]:
     return memory.prove(project.executable, "juliapkg"), project
 
 
-def _ways(julia: Julia, memory: Memory, project: Project | None, say: Say) -> dict[str, start.Verdict]:
+def _backends(julia: Julia, memory: Memory, project: Project | None, say: Say) -> dict[str, start.Verdict]:
     reason = juliacall.obstacle(julia) or _prepare_project(julia, memory, project, say)
     seen = {}
-    for way in (JULIACALL, EMBEDDED):
-        known = start.verdict(way, julia, memory)
+    for backend in (JULIACALL, EMBEDDED):
+        known = start.verdict(backend, julia, memory)
         if known is not None and known.ok:
-            seen[way] = known
-        elif way == JULIACALL and reason is not None:  # without a project juliacall would try to download one
-            seen[way] = start.Verdict(False, reason)
+            seen[backend] = known
+        elif backend == JULIACALL and reason is not None:  # without a project juliacall would try to download one
+            seen[backend] = start.Verdict(False, reason)
         else:
-            seen[way] = start.verify(way, julia, memory)
-        say(f"  {way}: {'works' if seen[way].ok else seen[way].reason}")
+            seen[backend] = start.verify(backend, julia, memory)
+        say(f"  {backend}: {'works' if seen[backend].ok else seen[backend].reason}")
     return seen
 
 
 def _prepare_project(julia: Julia, memory: Memory, project: Project | None, say: Say) -> str | None:
-    """PythonCall.jl for juliacall; the reason where there is none. Without it the other way in remains."""
+    """PythonCall.jl for juliacall; the reason where there is none. Without it the other backend remains."""
     if start.known_project(julia, memory) is not None:
         return None
     if project is None and _offline():

@@ -30,7 +30,7 @@ class EmbeddedRuntime(Runtime):
     Raises `JuliaUnavailableError` when this process is not one that Julia can be started in.
     """
 
-    way = EMBEDDED
+    backend = EMBEDDED
 
     def __init__(self, julia: Julia, threads: int, notes: Sequence[str] = (), sysimage: str | None = None) -> None:
         self._sysimage = sysimage or julia.sysimage

@@ -398,7 +398,7 @@ class Memory:
         return self._read()["notes"].get("\n".join(key))
 
     def note(self, *key: str, value: Any) -> None:
-        """Keep a finding on the ways of starting a Julia."""
+        """Keep a finding on the backends for a Julia."""
         content = self._read()
         content["notes"]["\n".join(key)] = value
         self._write(content)

@@ -64,10 +64,10 @@ class Project:
 class JuliacallRuntime(Runtime):
     """Starts Julia when it is made, or joins the one that juliacall has started in this process before.
 
-    Raises `JuliaUnavailableError` when juliacall does not start; Julia can't be started in another way after that.
+    Raises `JuliaUnavailableError` when juliacall does not start; Julia can't be started by the other backend after that.
     """
 
-    way = JULIACALL
+    backend = JULIACALL
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What both ways of running Julia in this process have in common.
+"""What both backends, which run Julia in this process, have in common.
 
 A runtime evaluates a string and gives out C-callable entry points; everything else is built on these two. What it
 evaluates is our own source and never made of what a user wrote: data goes through entry points, as numbers and
@@ -28,11 +28,11 @@ from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.libjulia import environment
 from bridge.libjulia.find import Julia
 
-__all__ = ["EMBEDDED", "JULIACALL", "WAYS", "Info", "Runtime", "Value", "literal"]
+__all__ = ["EMBEDDED", "JULIACALL", "BACKENDS", "Info", "Runtime", "Value", "literal"]
 
 JULIACALL = "juliacall"
 EMBEDDED = "embedded"
-WAYS = (JULIACALL, EMBEDDED)
+BACKENDS = (JULIACALL, EMBEDDED)
 
 _SUPPORT = Path(__file__).with_name("runtime.jl")
 """The Julia module TwinGradRuntime, which every runtime evaluates when it starts."""
@@ -53,7 +53,7 @@ _WHY_APART = (
 class Info:
     """The Julia that runs in this process, and how it came there."""
 
-    way: str
+    backend: str
     """"juliacall" or "embedded"."""
     version: str
     executable: str
@@ -64,7 +64,7 @@ class Info:
     kernels: str
     """What the BLAS has chosen, or was set to, for this CPU; empty when it can't be asked."""
     notes: tuple[str, ...]
-    """Why it was not the other way."""
+    """Why it was not the other backend."""
 
     @property
     def linear_algebra(self) -> str:
@@ -75,7 +75,7 @@ class Info:
 class Runtime(ABC):
     """Julia in this process. There is at most one, made by `bridge.julia.runtime`."""
 
-    way: str
+    backend: str
     uses_numpy_blas = False
     """Whether the engine's products are computed by numpy's BLAS; see `numpy_blas`."""
 
@@ -130,7 +130,7 @@ class Runtime(ABC):
     def info(self) -> Info:
         """What runs here."""
         return Info(
-            way=self.way,
+            backend=self.backend,
             version=str(self.evaluate("string(VERSION)")),
             executable=self.julia.executable,
             libjulia=self.julia.libjulia,

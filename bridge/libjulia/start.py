@@ -1,4 +1,4 @@
-"""Starting Julia in this process: which of the two ways in, decided once and reported.
+"""Starting Julia in this process: with which of the two backends, decided once and reported.
 
 juliacall is the first choice, where it has been seen to work on this machine with this Julia; otherwise libjulia is
 embedded directly. It is seen in its own process, since a Julia that failed to start can't be started again.
@@ -24,7 +24,7 @@ from bridge.libjulia import sysimage as images
 from bridge.libjulia.embedded import EmbeddedRuntime
 from bridge.libjulia.find import INSTALL, Julia, Memory, find, resolved_by_juliapkg
 from bridge.libjulia.juliacall import PROJECT_VARIABLE, JuliacallRuntime, Project
-from bridge.libjulia.runtime import EMBEDDED, JULIACALL, WAYS, Runtime
+from bridge.libjulia.runtime import EMBEDDED, JULIACALL, BACKENDS, Runtime
 
 __all__ = [
     "Status",
@@ -39,7 +39,9 @@ __all__ = [
     "verify",
 ]
 
-VARIABLE = "TWINGRAD_JULIA_WAY"
+VARIABLE = "TWINGRAD_JULIA_BACKEND"
+FORMER_VARIABLE = "TWINGRAD_JULIA_WAY"
+"""What it was called; read where the other is not set."""
 
 _NO_PROJECT = f"PythonCall.jl is not set up: {INSTALL}"
 
@@ -54,7 +56,7 @@ sys.path[:] = start["path"]
 from bridge.errors import TwinGradError
 from bridge.libjulia.start import demonstrate
 try:
-    demonstrate(start["way"], start["julia"], start["project"])
+    demonstrate(start["backend"], start["julia"], start["project"])
 except TwinGradError as error:
     sys.exit(str(error))
 """
@@ -70,51 +72,52 @@ class Status:
     julia: Julia | None
     problem: str
     """Why there is none, and what to do; empty when there is one."""
-    ways: dict[str, Verdict | None]
-    """For each way in whether it works; None where nobody has tried yet (`bridge.julia.install` does)."""
+    backends: dict[str, Verdict | None]
+    """For each backend whether it works; None where nobody has tried yet (`bridge.julia.install` does)."""
 
     @property
     def obstacle(self) -> str:
         """Why Julia can't be used from this Python, as far as that is known; empty when nothing speaks against it."""
-        failed = {way: seen.reason for way, seen in self.ways.items() if seen is not None and not seen.ok}
-        if self.problem or not failed or len(failed) < len(self.ways):
+        failed = {name: seen.reason for name, seen in self.backends.items() if seen is not None and not seen.ok}
+        if self.problem or not failed or len(failed) < len(self.backends):
             return self.problem
-        reasons = "; ".join(f"{way}: {reason}" for way, reason in failed.items())
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         return f"{self.julia} works, but can't be started from this Python: {reasons}. To try again: {INSTALL} --again"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a way in works with a Julia, on this machine and in this Python environment."""
+    """Whether a backend works with a Julia, on this machine and in this Python environment."""
 
     ok: bool
     reason: str
     """Why not; empty when it does."""
 
 
-def runtime(threads: int | None = None, way: str | None = None, sysimage: str | None = None) -> Runtime:
+def runtime(threads: int | None = None, backend: str | None = None, sysimage: str | None = None) -> Runtime:
     """Julia in this process: started by the first call, which must come from the main thread; the same ever after.
 
-    `threads`: how many threads Julia has (default: `JULIA_NUM_THREADS`, or 1). `way`: "juliacall" or "embedded"
-    (default: `TWINGRAD_JULIA_WAY`, or the best that works here). `sysimage`: the file of a system image of this Julia
+    `threads`: how many threads Julia has (default: `JULIA_NUM_THREADS`, or 1). `backend`: "juliacall" or "embedded"
+    (default: `TWINGRAD_JULIA_BACKEND`, or the best that works here). `sysimage`: the file of a system image of this Julia
     (default, when embedded: the one that `bridge.libjulia.sysimage` finds, if it fits, or Julia's own).
     Raises `JuliaUnavailableError` when Julia can't be started here, or runs already but not as asked for.
     """
     global _runtime
     if _runtime is not None:
-        _check_same(threads, way, sysimage)
+        _check_same(threads, backend, sysimage)
         return _runtime
-    wanted = way or os.environ.get(VARIABLE) or None
-    if wanted is not None and wanted not in WAYS:
-        named = f"way={way!r}" if way else f"{VARIABLE}={wanted}"
-        raise JuliaUnavailableError(f"{named}: expected one of {', '.join(WAYS)}")
+    variable, asked = _asked()
+    wanted = backend or asked
+    if wanted is not None and wanted not in BACKENDS:
+        named = f"backend={backend!r}" if backend else f"{variable}={wanted}"
+        raise JuliaUnavailableError(f"{named}: expected one of {', '.join(BACKENDS)}")
     joined = juliacall.running()
     count = 1 if joined and threads is None else _thread_count(threads)
     julia = find()
     memory = Memory()
     if joined:
         if wanted == EMBEDDED:
-            raise JuliaUnavailableError("Julia runs in this process already, started by juliacall: use that way")
+            raise JuliaUnavailableError("Julia runs in this process already, started by juliacall: use that backend")
         chosen, notes = JULIACALL, ["juliacall had started Julia in this process"]
     elif wanted is not None:
         chosen, notes = wanted, [f"{wanted} was asked for"]
@@ -135,7 +138,7 @@ def runtime(threads: int | None = None, way: str | None = None, sysimage: str | 
         _runtime = EmbeddedRuntime(julia, count, notes, sysimage)
     _settings.update(threads=count, sysimage=sysimage)
     if joined:
-        _check_same(threads, way, sysimage)
+        _check_same(threads, backend, sysimage)
     elif threads is not None and count < threads:
         raise JuliaUnavailableError(
             f"juliacall started Julia with {count} of {threads} threads that were asked for: PYTHON_JULIACALL_THREADS "
@@ -154,20 +157,20 @@ def status() -> Status:
     try:
         julia = find()
     except JuliaUnavailableError as error:
-        return Status(None, str(error), dict.fromkeys(WAYS))
+        return Status(None, str(error), dict.fromkeys(BACKENDS))
     memory = Memory()
-    ways: dict[str, Verdict | None] = {}
-    for way in WAYS:
-        reason = juliacall.obstacle(julia) if way == JULIACALL else None
+    backends: dict[str, Verdict | None] = {}
+    for name in BACKENDS:
+        reason = juliacall.obstacle(julia) if name == JULIACALL else None
         try:
-            ways[way] = verdict(way, julia, memory) if reason is None else Verdict(False, reason)
+            backends[name] = verdict(name, julia, memory) if reason is None else Verdict(False, reason)
         except JuliaUnavailableError as error:  # a project that is not there
-            ways[way] = Verdict(False, str(error))
-    return Status(julia, "", ways)
+            backends[name] = Verdict(False, str(error))
+    return Status(julia, "", backends)
 
 
 def choose(julia: Julia, memory: Memory) -> tuple[str, list[str]]:
-    """The way to start this Julia, and why not the other one; what isn't known yet is found out."""
+    """The backend for this Julia, and why not the other one; what isn't known yet is found out."""
     reason = juliacall.obstacle(julia)
     if reason is None and known_project(julia, memory) is None:
         reason = _NO_PROJECT
@@ -181,7 +184,7 @@ def choose(julia: Julia, memory: Memory) -> tuple[str, list[str]]:
 
 def backend(julia: Julia) -> str | None:
     """The backend of this Julia in a new process, the one asked for or the one that works; None: nobody has tried."""
-    if asked := os.environ.get(VARIABLE):
+    if asked := _asked()[1]:
         return asked
     memory = Memory()
     try:
@@ -193,52 +196,60 @@ def backend(julia: Julia) -> str | None:
     return None if seen is None else JULIACALL if seen.ok else EMBEDDED
 
 
-def verdict(way: str, julia: Julia, memory: Memory) -> Verdict | None:
-    """What is known of a way in from before; None: nothing yet."""
-    match memory.recall(*_key(way, julia, memory)):
+def _asked() -> tuple[str, str | None]:
+    """The environment variable that names a backend, and which; None where none does."""
+    for name in (VARIABLE, FORMER_VARIABLE):
+        if named := os.environ.get(name):
+            return name, named
+    return VARIABLE, None
+
+
+def verdict(backend: str, julia: Julia, memory: Memory) -> Verdict | None:
+    """What is known of a backend from before; None: nothing yet."""
+    match memory.recall(*_key(backend, julia, memory)):
         case {"ok": bool(ok), "reason": str(reason)}:
             return Verdict(ok, reason)
     return None
 
 
-def verify(way: str, julia: Julia, memory: Memory) -> Verdict:
-    """Start Julia this way in its own process, with two threads, and see it compute, throw and end; remembered."""
-    if way == JULIACALL and (reason := juliacall.obstacle(julia)) is not None:
+def verify(backend: str, julia: Julia, memory: Memory) -> Verdict:
+    """Start Julia by this backend in its own process, with two threads, and see it compute, throw and end; remembered."""
+    if backend == JULIACALL and (reason := juliacall.obstacle(julia)) is not None:
         return Verdict(False, reason)
     project = known_project(julia, memory)
     start = {
         "path": import_path(),
-        "way": way,
+        "backend": backend,
         "julia": dataclasses.asdict(julia),
         "project": dataclasses.asdict(project) if project else None,
     }
     try:
         done = completed([sys.executable, "-c", _VERIFICATION, json.dumps(start)], timeout=VERIFICATION_SECONDS)
     except subprocess.TimeoutExpired:
-        return Verdict(False, f"{way} was not ready after {VERIFICATION_SECONDS:.0f} seconds")
+        return Verdict(False, f"{backend} was not ready after {VERIFICATION_SECONDS:.0f} seconds")
     if done.returncode == 0:
         seen = Verdict(True, "")
     else:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        seen = Verdict(False, f"{way} {ending(done.returncode)}: {said[-1] if said else 'no message'}")
+        seen = Verdict(False, f"{backend} {ending(done.returncode)}: {said[-1] if said else 'no message'}")
     if not was_killed(done.returncode):  # for want of memory, perhaps: it may be otherwise another time
-        memory.note(*_key(way, julia, memory), value=dataclasses.asdict(seen))
+        memory.note(*_key(backend, julia, memory), value=dataclasses.asdict(seen))
     return seen
 
 
-def demonstrate(way: str, julia: dict[str, Any], project: dict[str, str] | None) -> None:
-    """What `verify` runs: raises, or ends the process, where a way in does not work."""
+def demonstrate(backend: str, julia: dict[str, Any], project: dict[str, str] | None) -> None:
+    """What `verify` runs: raises, or ends the process, where a backend does not work."""
     from ctypes import c_int
 
     facts = Julia(**julia | {"preload": tuple(julia["preload"])})
     here: Runtime
-    if way == JULIACALL:
+    if backend == JULIACALL:
         here = JuliacallRuntime(facts, 2, Project(**project) if project else None)
     else:
         here = EmbeddedRuntime(facts, 2)
     found = here.evaluate("string(VERSION)")
     if found != facts.version:
-        raise JuliaUnavailableError(f"this way leads to Julia {found}, not to {facts}")
+        raise JuliaUnavailableError(f"{backend} leads to Julia {found}, not to {facts}")
     if here.evaluate("TwinGradRuntime.catches()") is not True:
         raise JuliaUnavailableError("exceptions are not caught")
     if here.function_pointer("TwinGradRuntime.successor_pointer", [c_int], c_int)(41) != 42:
@@ -272,9 +283,9 @@ def remember_project(julia: Julia, memory: Memory, project: Project) -> None:
     memory.note("project", julia.executable, sys.prefix, value=dataclasses.asdict(project))
 
 
-def _key(way: str, julia: Julia, memory: Memory) -> tuple[str, ...]:
-    key = ("verdict", way, julia.executable, julia.version, sys.prefix, platform.python_version())
-    if way == EMBEDDED:
+def _key(backend: str, julia: Julia, memory: Memory) -> tuple[str, ...]:
+    key = ("verdict", backend, julia.executable, julia.version, sys.prefix, platform.python_version())
+    if backend == EMBEDDED:
         return key
     project = known_project(julia, memory)
     return (*key, juliacall.version() or "", project.project if project else "")
@@ -298,13 +309,13 @@ def _thread_count(threads: int | None) -> int:
     return threads
 
 
-def _check_same(threads: int | None, way: str | None, sysimage: str | None) -> None:
+def _check_same(threads: int | None, backend: str | None, sysimage: str | None) -> None:
     assert _runtime is not None
-    asked = {"threads": threads, "way": way, "sysimage": sysimage}
-    there = {**_settings, "way": _runtime.way}
+    asked = {"threads": threads, "backend": backend, "sysimage": sysimage}
+    there = {**_settings, "backend": _runtime.backend}
     for name, value in asked.items():
         # Julia that juliacall has started may have more threads than are asked for.
-        enough = name == "threads" and _runtime.way == JULIACALL and value is not None and value <= there[name]
+        enough = name == "threads" and _runtime.backend == JULIACALL and value is not None and value <= there[name]
         if value is not None and value != there[name] and not enough:
             raise JuliaUnavailableError(
                 f"Julia runs in this process already, with {name}={there[name]!r}: {name}={value!r} needs a new process"

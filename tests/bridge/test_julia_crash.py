@@ -42,7 +42,7 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Julia:
     julia = Julia(str(executable), "PATH", "1.9.4", str(tmp_path), str(library), str(image), (), "a stand-in", "")
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TWINGRAD_JULIA", raising=False)
-    monkeypatch.delenv("TWINGRAD_JULIA_WAY", raising=False)
+    monkeypatch.delenv("TWINGRAD_JULIA_BACKEND", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     proof = vars(julia) | {"files": _fingerprint(julia)}
     Memory()._write({"chosen": None, "proofs": {julia.executable: proof}, "notes": {}})

@@ -26,7 +26,7 @@ ROOT = Path(bridge_julia.__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 RunBesideOthers = Callable[[str], str]
 
-START = "from bridge import julia\nhere = julia.runtime(threads={threads}, way='embedded')\n"
+START = "from bridge import julia\nhere = julia.runtime(threads={threads}, backend='embedded')\n"
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_path_with_anything_in_it_is_no_code(run_beside_others: RunBesideOther
 def test_it_tells_what_runs(run: Run, julia: Julia) -> None:
     done = run("print(here.info())", OPENBLAS_CORETYPE="")
     for part in (
-        "way='embedded'",
+        "backend='embedded'",
         f"version='{julia.version}'",
         f"executable='{julia.executable}'",
         f"libjulia='{julia.libjulia}'",
@@ -239,8 +239,8 @@ def test_there_is_one_julia_in_a_process(run_beside_others: RunBesideOthers) -> 
     run_beside_others(
         """
         assert julia.runtime() is here
-        assert julia.runtime(threads=2, way="embedded") is here
-        for arguments in ({"threads": 1}, {"way": "juliacall"}, {"sysimage": "other.so"}):
+        assert julia.runtime(threads=2, backend="embedded") is here
+        for arguments in ({"threads": 1}, {"backend": "juliacall"}, {"sysimage": "other.so"}):
             try:
                 julia.runtime(**arguments)
             except julia.JuliaUnavailableError as error:
@@ -254,8 +254,9 @@ def test_there_is_one_julia_in_a_process(run_beside_others: RunBesideOthers) -> 
 @pytest.mark.parametrize(
     ("variables", "arguments", "expected"),
     [
+        ({"TWINGRAD_JULIA_BACKEND": "by hand"}, "", "TWINGRAD_JULIA_BACKEND=by hand: expected one of juliacall, embedded"),
         ({"TWINGRAD_JULIA_WAY": "by hand"}, "", "TWINGRAD_JULIA_WAY=by hand: expected one of juliacall, embedded"),
-        ({}, "way='by hand'", "way='by hand': expected one of juliacall, embedded"),
+        ({}, "backend='by hand'", "backend='by hand': expected one of juliacall, embedded"),
         ({}, "threads=0", "Julia needs at least 1 thread, found threads=0"),
         ({"TWINGRAD_JULIA": "/nowhere"}, "", "TWINGRAD_JULIA=/nowhere names no Julia"),
     ],

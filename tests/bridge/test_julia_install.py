@@ -75,15 +75,15 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
             return None
         return f"juliacall needs Julia 1.10.3 or later, and this is {julia.version}"
 
-    def verify(way: str, julia: Julia, memory: Memory) -> start.Verdict:
-        here.asked.append(f"verify {way}")
+    def verify(backend: str, julia: Julia, memory: Memory) -> start.Verdict:
+        here.asked.append(f"verify {backend}")
         project = start.known_project(julia, memory)
-        if way == "juliacall" and (reason := obstacle(julia)) is not None:
+        if backend == "juliacall" and (reason := obstacle(julia)) is not None:
             here.asked.pop()
             return start.Verdict(False, reason)
-        works = here.embedding_works if way == "embedded" else here.juliacall_works and project is not None
-        seen = start.Verdict(works, "" if works else f"{way} crashed")
-        memory.note(*start._key(way, julia, memory), value={"ok": seen.ok, "reason": seen.reason})
+        works = here.embedding_works if backend == "embedded" else here.juliacall_works and project is not None
+        seen = start.Verdict(works, "" if works else f"{backend} crashed")
+        memory.note(*start._key(backend, julia, memory), value={"ok": seen.ok, "reason": seen.reason})
         return seen
 
     own = tmp_path / "julia-1.5.3"

@@ -1,4 +1,4 @@
-"""The way through juliacall: its settings, its errors, and when it is taken.
+"""The backend juliacall: its settings, its errors, and when it is chosen.
 
 A stand-in with juliacall's documented interface is imported in its place: it says what it was given, and answers as
 PythonCall.jl would. Where a real juliacall works, `test_the_real_juliacall` runs it too.
@@ -285,8 +285,8 @@ def test_an_old_julia_is_embedded_and_the_reason_reported(memory: Memory, search
 
 
 def test_without_pythoncall_it_is_embedded(memory: Memory, searched: None) -> None:
-    way, notes = start.choose(FACTS, memory)
-    assert way == "embedded"
+    backend, notes = start.choose(FACTS, memory)
+    assert backend == "embedded"
     assert notes == ["not through juliacall: PythonCall.jl is not set up: python -m bridge.julia.install"]
 
 
@@ -311,11 +311,11 @@ def test_where_it_fails_julia_is_embedded_and_the_reason_reported(
 ) -> None:
     start.remember_project(FACTS, memory, Project(FACTS.executable, str(tmp_path)))
     monkeypatch.setenv("STAND_IN_IS", kind)
-    way, [note] = start.choose(FACTS, memory)
-    assert way == "embedded"
+    backend, [note] = start.choose(FACTS, memory)
+    assert backend == "embedded"
     assert note.startswith(f"not through juliacall: {reason}")
     monkeypatch.delenv("STAND_IN_IS")
-    assert start.choose(FACTS, memory) == (way, [note])  # remembered: not tried again at every start
+    assert start.choose(FACTS, memory) == (backend, [note])  # remembered: not tried again at every start
 
 
 def test_a_way_that_leads_to_another_julia_does_not_count(
@@ -325,7 +325,7 @@ def test_a_way_that_leads_to_another_julia_does_not_count(
     monkeypatch.setenv("STAND_IN_VERSION", "1.10.4")
     seen = start.verify("juliacall", FACTS, memory)
     assert not seen.ok
-    assert "this way leads to Julia 1.10.4, not to Julia 1.11.2" in seen.reason
+    assert "juliacall leads to Julia 1.10.4, not to Julia 1.11.2" in seen.reason
 
 
 def test_a_project_that_is_gone_is_no_project(memory: Memory, tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_a_project_that_is_gone_is_a_reason_against_juliacall_and_against_nothin
     monkeypatch.setenv("PYTHON_JULIACALL_PROJECT", str(tmp_path / "gone"))
     seen = start.status()
     assert seen.julia == FACTS and not seen.obstacle
-    refused = seen.ways["juliacall"]
+    refused = seen.backends["juliacall"]
     assert refused is not None and not refused.ok and "gone names no folder" in refused.reason
     assert start.backend(FACTS) is None, "whoever starts Julia gets the error"
     monkeypatch.setattr(start.juliacall, "obstacle", lambda julia: "too old")
@@ -371,7 +371,7 @@ def test_the_backend_is_the_one_that_is_asked_for_or_that_works(
     start.remember_project(FACTS, memory, Project(FACTS.executable, str(tmp_path)))
     assert start.backend(FACTS) is None, "nobody has tried"
     assert start.choose(FACTS, memory)[0] == "juliacall" == start.backend(FACTS)
-    monkeypatch.setenv("TWINGRAD_JULIA_WAY", "embedded")
+    monkeypatch.setenv("TWINGRAD_JULIA_BACKEND", "embedded")
     assert start.backend(FACTS) == "embedded"
 
 
@@ -388,7 +388,7 @@ def test_the_project_that_juliapkg_has_resolved_is_taken(
 
 def test_nothing_is_downloaded_when_julia_starts(run: Run, tmp_path: Path) -> None:
     # Without a project juliacall would ask juliapkg, which downloads: it is not even imported.
-    done = run("julia.runtime(way='juliacall')", status=1, TWINGRAD_JULIA=fake_julia(tmp_path))
+    done = run("julia.runtime(backend='juliacall')", status=1, TWINGRAD_JULIA=fake_julia(tmp_path))
     assert "PythonCall.jl is not set up: python -m bridge.julia.install" in done.stderr
     assert "settings" not in done.stdout
 
@@ -396,7 +396,7 @@ def test_nothing_is_downloaded_when_julia_starts(run: Run, tmp_path: Path) -> No
 def test_the_users_variables_lead_to_juliacall(run: Run, tmp_path: Path) -> None:
     users = {"PYTHON_JULIACALL_EXE": fake_julia(tmp_path), "PYTHON_JULIACALL_PROJECT": str(tmp_path)}
     done = run("print(julia.runtime().info())", **users)
-    assert "Info(way='juliacall', version='1.11.2'" in done.stdout
+    assert "Info(backend='juliacall', version='1.11.2'" in done.stdout
     assert settings_seen(done)["PROJECT"] == str(tmp_path)
 
 
@@ -418,15 +418,15 @@ def test_the_whole_way_from_the_setting_to_the_runtime(run: Run, tmp_path: Path)
         from bridge.libjulia import start
         from bridge.libjulia.find import Memory, find
         start.remember_project(find(), Memory(), Project(find().executable, os.getcwd()))
-        assert julia.status().ways == {"juliacall": None, "embedded": None}
+        assert julia.status().backends == {"juliacall": None, "embedded": None}
         here = julia.runtime(threads=2)
-        assert julia.status().ways["juliacall"].ok
+        assert julia.status().backends["juliacall"].ok
         assert julia.runtime() is here
         print(here.info())
         """,
         TWINGRAD_JULIA=fake_julia(tmp_path),
     )
-    assert "Info(way='juliacall', version='1.11.2'" in done.stdout
+    assert "Info(backend='juliacall', version='1.11.2'" in done.stdout
     assert "threads=2" in done.stdout
     assert "notes=()" in done.stdout
     assert settings_seen(done)["EXE"] == str(tmp_path / "julia")
@@ -443,11 +443,11 @@ def test_a_juliacall_that_runs_already_is_joined(run: Run, tmp_path: Path) -> No
         TWINGRAD_JULIA=fake_julia(tmp_path),
         PYTHON_JULIACALL_THREADS="3",
     )
-    assert "way='juliacall'" in done.stdout
+    assert "backend='juliacall'" in done.stdout
     assert "threads=3" in done.stdout
     assert "juliacall had started Julia in this process" in done.stdout
     done = run(
-        "import juliacall\njulia.runtime(way='embedded')",
+        "import juliacall\njulia.runtime(backend='embedded')",
         status=1,
         TWINGRAD_JULIA=fake_julia(tmp_path),
         PYTHON_JULIACALL_THREADS="3",
@@ -525,8 +525,8 @@ def test_what_juliapkg_does_is_passed_on_line_by_line(juliapkg: None) -> None:
 def run_really(julia: Julia, tmp_path: Path) -> Callable[[str], str]:
     """Runs a program in which Julia is started by the real juliacall; skips the test where that cannot be."""
     memory = Memory()
-    way, notes = start.choose(julia, memory)
-    if way != "juliacall":
+    backend, notes = start.choose(julia, memory)
+    if backend != "juliacall":
         pytest.skip(f"does not apply: Julia is not started by juliacall here: {'; '.join(notes)}")
     project = start.known_project(julia, memory)
     assert project is not None
@@ -554,7 +554,7 @@ def test_the_real_juliacall(run_really: Callable[[str], str]) -> None:
         """
         from bridge import julia
         here = julia.runtime(threads=2)
-        assert here.info().way == "juliacall", here.info()
+        assert here.info().backend == "juliacall", here.info()
         assert here.info().threads == 2
         assert here.evaluate("1 + 1") == 2
         try:
@@ -606,7 +606,7 @@ def test_another_package_that_uses_juliacall_lives_beside_ours(
 import os
 
 import juliacall
-assert julia.runtime().info().way == "juliacall"
+assert julia.runtime().info().backend == "juliacall"
 assert np.isfinite(session.train_epoch(x, y, order)).all()
 assert abs(of_others.spread(x[:, 0]) - x[:, 0].std(ddof=1)) < 1e-6
 assert np.isfinite(session.train_epoch(x, y, order)).all() and of_others.calls() == 1
