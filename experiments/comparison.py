@@ -24,7 +24,7 @@ import math
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,9 @@ LEAST_ROUNDS = 5
 """Of a race whose order is sure where all rounds agree."""
 BORDER = 0.1
 """How near to its limit, relative to it, the number of a claim is when its verdict may turn by chance."""
+
+COMPARED = frozenset({"time", "own", "variants", "race", "sizes"})
+"""The measures whose losses, accuracies or steps are compared."""
 
 Interval = testing.Interval
 
@@ -245,6 +248,10 @@ def compare(here: Side, there: Side) -> Comparison:
     except ModuleNotFoundError as error:
         comparison.notes.append(f"Claims were not compared: this needs the package {error.name} (extra reports).")
     comparison.found += _origins(here, there, common)
+    others = {record["asked"]["measure"] for job in common for record in here.runs[job]} - COMPARED
+    if others:
+        named = ", ".join(sorted(others))
+        comparison.notes.append(f"Of these measures only failures and claims were compared: {named}.")
     return comparison
 
 
@@ -403,6 +410,8 @@ class Ratio:
     spread: Interval
     """The interval of 95 %; of fewer than six rounds, which allow none, the least and the most."""
     rounds: int
+    network: str = ""
+    """Of a study of several sizes: which network, and of what size its mini-batches are."""
 
     @property
     def side(self) -> int:
@@ -413,11 +422,14 @@ class Ratio:
 
 
 def ratios(records: Iterable[Record]) -> dict[tuple[str, int, str, str], list[Ratio]]:
-    """The ratios of races by study, threads asked for, engine, and what is trained; one for each machine."""
+    """The ratios of races by study, threads asked for, engine, and what is trained; one for each machine.
+
+    In a study of several sizes each network is raced in mini-batches of several sizes.
+    """
     found: dict[tuple[str, int, str, str], list[Ratio]] = {}
-    for record in records:
+    for record, network, rows in itertools.chain.from_iterable(map(_races, records)):
         rounds: dict[int, dict[str, float]] = {}
-        for row in record.get("race", ()):
+        for row in rows:
             rounds.setdefault(row["round"], {})[row["engine"]] = float(row["microseconds_per_step"])
         for engine in record.get("entrants", {}):
             values = [
@@ -428,11 +440,23 @@ def ratios(records: Iterable[Record]) -> dict[tuple[str, int, str, str], list[Ra
             if values:
                 machine = record["provenance"]["machine"]["label"]
                 same = {name: record["asked"][name] for name in ("data", "network", "training")}
-                place = (record["config"]["paper"], int(record["asked"]["threads"]), engine, key_of(same))
+                trained = key_of(same | ({"of": network} if network else {}))
+                place = (record["config"]["paper"], int(record["asked"]["threads"]), engine, trained)
                 spread = testing.of_median(values) or (min(values), max(values))
-                ratio = Ratio(machine, statistics.median(values), spread, len(values))
+                ratio = Ratio(machine, statistics.median(values), spread, len(values), network)
                 found.setdefault(place, []).append(ratio)
     return found
+
+
+def _races(record: Record) -> Iterator[tuple[Record, str, Sequence[Mapping[str, Any]]]]:
+    """The rounds of a record, with what was trained where that is one of several."""
+    if "race" in record:
+        yield record, "", record["race"]
+    batches: dict[int, list[Mapping[str, Any]]] = {}
+    for row in record.get("sizes", ()):
+        batches.setdefault(row["batch"], []).append(row)
+    for batch, rows in batches.items():
+        yield record, f"{record['config']['family']}-{record['config']['size']}, mini-batches of {batch}", rows
 
 
 def _steps(here: Side, there: Side) -> list[Difference]:
@@ -445,7 +469,7 @@ def _steps(here: Side, there: Side) -> list[Difference]:
             turned = one.side * two.side == -1
             change = one.median / two.median
             apart = one.spread[0] > two.spread[1] or one.spread[1] < two.spread[0]
-            with_threads = counted(threads, "thread")
+            with_threads = ", ".join(filter(None, (one.network, counted(threads, "thread"))))
             said = f"step {significant(one.median)} against {significant(two.median)} times PyTorch's, {with_threads}"
             about = {
                 **{"machine_here": one.machine, "machine_there": two.machine, "change": change},

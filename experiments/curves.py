@@ -58,11 +58,18 @@ def rows(model: spec.ModelSpec, count: int, seed: int = 0) -> tuple[NDArray[np.g
 
 def curve(name: str, model: spec.ModelSpec, epochs: int, count: int, batch: int, seed: int = 0) -> NDArray[np.float64]:
     """The losses (epochs, steps) of a model in the engine of this name; the seed decides weights and orders."""
+    with Worker(name) as worker:
+        return trained(worker, model, epochs, count, batch, seed)
+
+
+def trained(
+    worker: Worker, model: spec.ModelSpec, epochs: int, count: int, batch: int, seed: int = 0
+) -> NDArray[np.float64]:
+    """The same in a process that is there."""
     x, y = rows(model, count, seed)
     orders = [np.random.default_rng([seed, epoch]).permutation(count) for epoch in range(epochs)]
-    with Worker(name) as worker:
-        worker.build(model, weights.initialise(model, seed, "float64"), OPTIMIZERS[model.name], batch, "float64")
-        return np.array([worker.train_epoch(x, y, order) for order in orders])
+    worker.build(model, weights.initialise(model, seed, "float64"), OPTIMIZERS[model.name], batch, "float64")
+    return np.array([worker.train_epoch(x, y, order) for order in orders])
 
 
 def difference(losses: NDArray[np.float64], reference: NDArray[np.float64]) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from bridge import registry
+from bridge.libjulia import sysimage
 from bridge.libjulia.find import Julia
 from bridge.libjulia.sysimage import image_folder, usable
 from experiments import cli as cli_module
@@ -160,8 +161,7 @@ def of_engine(engine: str) -> str:
 
 def run_julia(julia: Julia, program: str) -> str:
     """What a program prints; where there is a system image with the engine, Julia starts with it."""
-    image, _ = usable(julia)
-    options = ["--startup-file=no", f"--project={ROOT / 'julia_engine'}", *([f"--sysimage={image}"] if image else [])]
+    options = ["--startup-file=no", f"--project={ROOT / 'julia_engine'}", *sysimage.options(julia)]
     return run([julia.executable, *options, "-e", program], julia.environment(1))
 
 

@@ -166,6 +166,7 @@ class EntrySession:
         self._steps_per_call = 1
         self._spec = spec
         self._batch_size = batch_size
+        self._rule = np.frombuffer(_kept_by(optimizer).encode(), np.uint8)
         self._check = DataCheck(spec, dtype)
         shapes = {name: p.shape for name, p in spec.in_memory().items()}
         self._parameters = FlatVector(self._layout(shapes), dtype)
@@ -287,6 +288,15 @@ class EntrySession:
             raise {1: ConfigurationError, 2: NonFiniteError}.get(status, JuliaError)(self._entries.last_message())
 
 
+def _kept_by(optimizer: Optimizer) -> str:
+    """What an optimizer keeps of each parameter: states of one rule must not be loaded into another."""
+    if optimizer.name == "sgd":
+        return "velocity" if optimizer.momentum else ""
+    if optimizer.name == "rmsprop":
+        return "square, velocity" if optimizer.momentum else "square"
+    return "mean, square"
+
+
 def _own_numbers(numbers: Array, rank: int) -> Array:
     """A process's part of the numbers of a state; see `training_state` in julia_engine/src/network/trainer.jl.
 
@@ -379,14 +389,20 @@ class JuliaSession(EntrySession):
         if self._sum is not None:  # of all processes, which have other random streams: each a row, its length first
             rows = [np.append(len(own), own) for own in self._sum.parallel.gather(numbers)]
             numbers = np.stack([np.pad(row, (0, max(map(len, rows)) - len(row))) for row in rows])
-        return {"numbers": numbers, "first": first, "second": second}
+        return {"numbers": numbers, "first": first, "second": second, "rule": self._rule.copy()}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """See `Resumable.load_state`."""
         dtype = self._parameters.vector.dtype
-        expected = {"numbers": np.dtype(np.int64), "first": dtype, "second": dtype}
-        if {name: array.dtype for name, array in state.items()} != expected:
+        expected = {"numbers": np.dtype(np.int64), "first": dtype, "second": dtype, "rule": np.dtype(np.uint8)}
+        found = {"rule": self._rule, **state}  # older states do not say of which update rule they are
+        if {name: array.dtype for name, array in found.items()} != expected:
             raise ParameterError(f"expected the arrays {', '.join(expected)} of a Julia session in {dtype}")
+        if not np.array_equal(found["rule"], self._rule):
+            raise ParameterError(
+                f"expected the state of an optimizer that keeps {self._rule.tobytes().decode() or 'nothing'}, found "
+                f"{found['rule'].tobytes().decode(errors='replace') or 'nothing'}"
+            )
         numbers = _own_numbers(state["numbers"], 0 if self._sum is None else self._sum.parallel.rank)
         arrays = [np.ascontiguousarray(array) for array in (numbers, state["first"], state["second"])]
         sizes = np.array([array.size for array in arrays], np.int64)

@@ -1,8 +1,8 @@
 """Setting Julia up for TwinGrad: ``python -m bridge.julia.install``.
 
-Finds a Julia that works, or has juliapkg install one for this user alone. Then both backends, which start it from Python, are
-tried, and all of it is remembered, so that a second call has nothing to do. A checkout has recipes for machines that
-can't reach Julia's own servers: ``python -m contrib.julia``.
+Finds a Julia that works, or has juliapkg install one for this user alone. Then both backends, which start it from
+Python, are tried, and all of it is remembered, so that a second call has nothing to do. A checkout has recipes for
+machines that can't reach Julia's own servers: ``python -m contrib.julia``.
 """
 
 from __future__ import annotations

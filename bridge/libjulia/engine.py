@@ -44,11 +44,15 @@ def blas() -> dict[str, str]:
 
 
 def prepare() -> None:
-    """Have the backend found out and the engine compiled before it is timed, and both results kept."""
+    """Have the backend found out and the engine compiled before it is timed, and both results kept.
+
+    Where Julia starts from a system image, the engine is compiled in it.
+    """
     if (found := start.status().julia) is not None:
         if start.backend(found) is None:
             start.choose(found, Memory())
-        compile_engine(found)
+        if start.backend(found) != EMBEDDED or not sysimage.usable(found)[0]:
+            compile_engine(found)
 
 
 class Entries(SimpleNamespace):

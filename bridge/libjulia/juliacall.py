@@ -64,7 +64,7 @@ class Project:
 class JuliacallRuntime(Runtime):
     """Starts Julia when it is made, or joins the one that juliacall has started in this process before.
 
-    Raises `JuliaUnavailableError` when juliacall does not start; Julia can't be started by the other backend after that.
+    Raises `JuliaUnavailableError` when juliacall does not start; the other backend can't start Julia after that.
     """
 
     backend = JULIACALL

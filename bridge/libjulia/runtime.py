@@ -28,7 +28,7 @@ from bridge.errors import JuliaError, JuliaUnavailableError
 from bridge.libjulia import environment
 from bridge.libjulia.find import Julia
 
-__all__ = ["EMBEDDED", "JULIACALL", "BACKENDS", "Info", "Runtime", "Value", "literal"]
+__all__ = ["BACKENDS", "EMBEDDED", "JULIACALL", "Info", "Runtime", "Value", "literal"]
 
 JULIACALL = "juliacall"
 EMBEDDED = "embedded"

@@ -24,7 +24,7 @@ from bridge.libjulia import sysimage as images
 from bridge.libjulia.embedded import EmbeddedRuntime
 from bridge.libjulia.find import INSTALL, Julia, Memory, find, resolved_by_juliapkg
 from bridge.libjulia.juliacall import PROJECT_VARIABLE, JuliacallRuntime, Project
-from bridge.libjulia.runtime import EMBEDDED, JULIACALL, BACKENDS, Runtime
+from bridge.libjulia.runtime import BACKENDS, EMBEDDED, JULIACALL, Runtime
 
 __all__ = [
     "Status",
@@ -98,8 +98,8 @@ def runtime(threads: int | None = None, backend: str | None = None, sysimage: st
     """Julia in this process: started by the first call, which must come from the main thread; the same ever after.
 
     `threads`: how many threads Julia has (default: `JULIA_NUM_THREADS`, or 1). `backend`: "juliacall" or "embedded"
-    (default: `TWINGRAD_JULIA_BACKEND`, or the best that works here). `sysimage`: the file of a system image of this Julia
-    (default, when embedded: the one that `bridge.libjulia.sysimage` finds, if it fits, or Julia's own).
+    (default: `TWINGRAD_JULIA_BACKEND`, or the best that works here). `sysimage`: the file of a system image of this
+    Julia (default, when embedded: the one that `bridge.libjulia.sysimage` finds, if it fits, or Julia's own).
     Raises `JuliaUnavailableError` when Julia can't be started here, or runs already but not as asked for.
     """
     global _runtime
@@ -213,7 +213,7 @@ def verdict(backend: str, julia: Julia, memory: Memory) -> Verdict | None:
 
 
 def verify(backend: str, julia: Julia, memory: Memory) -> Verdict:
-    """Start Julia by this backend in its own process, with two threads, and see it compute, throw and end; remembered."""
+    """Start Julia by this backend in another process, with two threads, see it compute, throw and end; remembered."""
     if backend == JULIACALL and (reason := juliacall.obstacle(julia)) is not None:
         return Verdict(False, reason)
     project = known_project(julia, memory)

@@ -17,7 +17,7 @@ from pathlib import Path
 from bridge.libjulia.environment import ENGINE, cache_folder, cpu_flags
 from bridge.libjulia.find import Julia
 
-__all__ = ["COMMAND", "KEEPS_MACHINE_CODE", "SUFFIX", "image_folder", "key", "path_for", "usable"]
+__all__ = ["COMMAND", "KEEPS_MACHINE_CODE", "SUFFIX", "image_folder", "key", "options", "path_for", "usable"]
 
 COMMAND = "python -m contrib.sysimage"
 """What makes one, in a checkout."""
@@ -51,6 +51,12 @@ def usable(julia: Julia) -> tuple[str | None, str]:
         None,
         f"the system image in {image_folder()} is of another engine, Julia or processor: make it anew with {COMMAND}",
     )
+
+
+def options(julia: Julia) -> list[str]:
+    """What to start this Julia's program with so that it has the image; nothing where none fits."""
+    image, _ = usable(julia)
+    return [f"--sysimage={image}"] if image else []
 
 
 def key(image: str) -> str:

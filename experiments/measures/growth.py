@@ -38,6 +38,7 @@ from bridge import memory, registry
 from bridge import spec as model_spec
 from bridge.child import import_path
 from bridge.errors import EngineUnavailableError, WorkerError
+from bridge.libjulia import sysimage
 from bridge.libjulia.environment import ENGINE
 from bridge.libjulia.find import find
 from bridge.session import Optimizer
@@ -256,7 +257,8 @@ def _command(engine: str, kind: str, nodes: Sequence[int]) -> list[str]:
     if engine == "julia":
         script = str(Path(__file__).with_name("growth.jl"))
         words = (kind, REPEATS, ONCE_SECONDS, CALL_SECONDS, ELEMENTS, *nodes)
-        return [find().executable, "--startup-file=no", script, *map(str, words)]
+        julia = find()
+        return [julia.executable, "--startup-file=no", *sysimage.options(julia), script, *map(str, words)]
     code = _START + "from experiments.measures.growth import main; main(start)"
     start = {"path": import_path(), "engine": engine, "kind": kind, NODES: list(nodes)}
     return [sys.executable, "-c", code, json.dumps(start)]

@@ -15,8 +15,8 @@ The limit of a step is one call and, of two times, the longer one:
 
 Both times may pass at once, so that only the longer one counts. A step that gives the right parameters after every
 mini-batch, and computes its products term by term in its dtype, can't be faster, however it is fused or ordered.
-Algorithms with fewer multiplications can: ours have Winograd's for convolutions, with a quarter of them at least. A
-step of theirs below that part of its limit is an error; a step of another framework is shown as it is.
+Algorithms with fewer multiplications can: ours have Winograd's for convolutions, with a quarter of them at least. In
+a race a step of theirs below that part of its limit is an error; a step of another framework is shown as it is.
 
 `measure` takes the rates in separate processes: in numpy, by this file, and in Julia, where there is one, by
 `roofline.jl`.

@@ -80,6 +80,7 @@ FACTS = (
     *("kernel", "kernel_share", "kernel_limit_share", "rest_share", "threads_in_step", "loss_deviation", "missing"),
 )
 """What the tidy table has of an engine, a network and a size of mini-batch, beside its rounds."""
+_TEXTS = ("kernel", "threads_in_step", "missing")
 RATES = ("products_flops", "moved_bytes", "flops_per_second", "bytes_per_second")
 """What a limit follows from: the work of a step, and the rates of the machine."""
 LIMITS = ("limit_microseconds", "limited_by", *RATES)
@@ -343,12 +344,14 @@ def _against(about: Mapping[str, Any], rates: roofline.Rates) -> dict[str, Any]:
     """What is known of an engine, with the share of its slowest op's time that the machine would need for it.
 
     That is for each call the longer of two times: of its operations at the highest rate of arithmetic, and of its bytes
-    at the highest rate of memory for as many bytes.
+    at the highest rate of memory for half as many, which is what they take if each is read and written in place.
     """
     if "kernel" not in about:
         return dict(about)
     found = {name: value for name, value in about.items() if name != "calls"}
-    least = sum(max(flops / rates.flops_per_second, moved / rates.bandwidth(moved)) for moved, flops in about["calls"])
+    least = sum(
+        max(flops / rates.flops_per_second, moved / rates.bandwidth(moved // 2)) for moved, flops in about["calls"]
+    )
     moved, flops = (sum(numbers) for numbers in zip(*about["calls"], strict=True))
     return {**found, "flops": flops, "moved": moved, "kernel_limit_share": least / about["kernel_seconds"]}
 
@@ -433,6 +436,7 @@ MEASURE = Measure(
             {
                 **{"engine": "text", "batch": "count"},
                 **{"kernel?": "text", "threads_in_step?": "text?", "missing?": "text"},
+                **dict.fromkeys((f"{name}?" for name in FACTS if name not in _TEXTS), "number?"),
             }
         ],
         "limits": {"*": roofline.FORM},

@@ -18,6 +18,7 @@ from pathlib import Path
 from bridge import linear_algebra
 from bridge import registry as engines
 from bridge.errors import JuliaUnavailableError, TwinGradError
+from bridge.libjulia import sysimage
 from bridge.libjulia.find import find
 from bridge.libjulia.packages import package
 
@@ -168,4 +169,5 @@ def command(system: System) -> list[str]:
         bootstrap += "from experiments.microbenchmarks.serve import main; main(start, sys.argv[2])"
         return [sys.executable, "-c", bootstrap]
     serve = Path(__file__).with_name("serve.jl")
-    return [find().executable, "--startup-file=no", str(serve), str(system.path)]
+    julia = find()
+    return [julia.executable, "--startup-file=no", *sysimage.options(julia), str(serve), str(system.path)]

@@ -212,7 +212,7 @@ def _add_sizes(found: Numbers, view: View) -> None:
             ratios = [row[f"{engine}_{name}_ratio"] for row in memory if f"{engine}_{name}_ratio" in row]
             _add_count(found, f"sizes.{name}.{engine}", sum(ratio <= 1 for ratio in ratios), len(ratios))
         slower = [row[f"{engine}_slower"] for row in threads if f"{engine}_slower" in row]
-        _add_count(found, f"sizes.threads.{engine}", sum(slower), len(slower))
+        _add_count(found, f"sizes.threads.{engine}", slower.count(True), len(slower))
     if threads:
         _add(found, "sizes.threads.slower", 100 * (sizes_targets.SLOWER - 1), percent(sizes_targets.SLOWER - 1))
     held = [row for row in growth.growth_seconds(view).rows if row["held"]]

@@ -25,7 +25,7 @@ from experiments.report.figures import NotDrawnError
 from experiments.report.row_helpers import producer
 from experiments.report.style import PAGE
 from experiments.report.table import Column, Row, Table, column, empty
-from experiments.report.view import View, remembered
+from experiments.report.view import View, remembered, whole
 from experiments.testing import of_median
 
 TARGETS = {"numpy": 1.0, "julia": 0.8}
@@ -37,13 +37,15 @@ ROUNDS = 20
 OF_KERNEL = ("kernel_limit_share", "rest_share")
 POINT = ["threads", "family", "size", "batch"]
 AT_LIMIT = "at its limit"
+MARKS = {True: "", False: " ×", None: " ?"}
+"""Of a step within its bound, above it, and one of which nothing can be said."""
 ACROSS = 4
 """Panels side by side."""
 
 
 def with_names(every: pd.DataFrame) -> pd.DataFrame:
     """A table whose sizes are the names that the paper's file gives them."""
-    return every.assign(size=[f"{size:g}" for size in every["size"]])
+    return every.assign(size=every["size"].map(whole))
 
 
 @remembered
@@ -111,11 +113,12 @@ def sizes(view: View) -> Table:
         common = {name: first.get(name) for name in ("limit_us", "peer", "peer_us")}
         rows.append({**about, **common, **cells, **origin(view)})
     per_engine = ("step_us", "limit_share", "ratio", "ratio_low", "ratio_high", "within", "kernel")
-    counts = [
-        f"{view.label(engine)}: {sum(row[f'{engine}_within'] for row in known)} of {len(known)} rows within its bound"
-        for engine in TARGETS
-        if (known := [row for row in rows if row.get(f"{engine}_within") is not None])
-    ]
+    counts = []
+    for engine in TARGETS:
+        known = [row[f"{engine}_within"] for row in rows if f"{engine}_within" in row]
+        if known:
+            undecided = f"; {known.count(None)} undecided" if None in known else ""
+            counts.append(f"{view.label(engine)}: {known.count(True)} of {len(known)} rows within its bound{undecided}")
     return table_of_points(
         view,
         (
@@ -132,7 +135,8 @@ def sizes(view: View) -> Table:
             "The ratio is to the best peer's step (PyTorch eager and compiled, TensorFlow without and with XLA, JAX) "
             "in the same round: the median, and its confidence interval. × marks a step above its bound, the larger of "
             + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
-            + f" and {ROOM:g} times the limit, by the lower end of the interval.",
+            + f" and {ROOM:g} times the limit, by the lower end of the interval; ? one that was in too few rounds with "
+            "that peer to say.",
             *_compiled_only(view),
             *counts,
             *_losses(view),
@@ -167,8 +171,8 @@ def _losses(view: View) -> list[str]:
     most = known.loc[known["loss_deviation"].astype(float).idxmax()]
     return [
         "From the same weights and mini-batches the losses of the first steps differ from PyTorch's by at most "
-        f"{scientific(most['loss_deviation'])} ({view.label(most['engine'])}, {most['family']}-{most['size']:g}, batch "
-        f"{int(most['batch'])}, threads {int(most['threads'])}). A framework in which they differ by more than "
+        f"{scientific(most['loss_deviation'])} ({view.label(most['engine'])}, {most['family']}-{whole(most['size'])}, "
+        f"batch {int(most['batch'])}, threads {int(most['threads'])}). A framework in which they differ by more than "
         f"{power_of_ten(MOST_DEVIATION)} is left out there; with an engine of ours the run fails."
     ]
 
@@ -182,7 +186,7 @@ def absent(view: View) -> list[str]:
     ):
         networks: dict[str, dict[str, None]] = {}  # each with its sizes of mini-batches, in order
         for family, size, batch in zip(rows["family"], rows["size"], rows["batch"], strict=True):
-            networks.setdefault(f"{family}-{size:g}", {})[f"{batch:g}"] = None
+            networks.setdefault(f"{family}-{whole(size)}", {})[whole(batch)] = None
         where = "; ".join(f"{network} in mini-batches of {', '.join(batches)}" for network, batches in networks.items())
         found.append(f"{view.label(str(engine))}, threads {threads}, {reason}: {where}.")
     return found
@@ -194,7 +198,7 @@ def _columns_of(view: View, engine: str) -> list[Column]:
             return MISSING
         ends = [row[f"{engine}_ratio_{end}"] for end in ("low", "high")]
         interval = "" if any(map(empty, ends)) else f" [{fixed(ends[0])}, {fixed(ends[1])}]"
-        return fixed(row[f"{engine}_ratio"]) + interval + (" ×" if row[f"{engine}_within"] is False else "")
+        return fixed(row[f"{engine}_ratio"]) + interval + MARKS[row[f"{engine}_within"]]
 
     label = view.label(engine).removeprefix("TwinGrad ")
     return [
@@ -258,8 +262,7 @@ def _of_its_limit(row: Row) -> str:
 @producer
 def sizes_ablation(view: View) -> Table:
     """The step of each of our engines without one technique over its step with all, network by network."""
-    every = view.table("sizes_ablation")
-    every = every.assign(size=[f"{size:g}" for size in every["size"]])
+    every = with_names(view.table("sizes_ablation"))
     networks = {
         f"{family.id}-{size}": f"{family.title} {size}"
         for family in view.paper.families
@@ -286,7 +289,8 @@ def sizes_ablation(view: View) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            f"Above 1 the technique makes a step faster, in {batch}; {MISSING}: it can't be switched off there."
+            f"Above 1 the technique makes a step faster, in {batch}; {MISSING}: it can't be switched off there, or the "
+            "network was not run."
             if rows
             else "Not run: make sizes runs it.",
             *row_helpers.missing_notes(view, ("sizes_ablation",), tuple(TARGETS)),

@@ -13,7 +13,7 @@ from experiments.formats import MISSING, fixed, percent, significant, size
 from experiments.measures.sizes import RATES
 from experiments.report import row_helpers
 from experiments.report.row_helpers import REFERENCE, producer
-from experiments.report.sizes import TARGETS, origin, points, table_of_points, with_names
+from experiments.report.sizes import MARKS, TARGETS, origin, points, table_of_points, with_names
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, remembered, with_image
 from experiments.testing import of_median
@@ -275,7 +275,7 @@ def thread_rows(view: View) -> list[Row]:
                         "ratio_low": low,
                         "ratio_high": high,
                         "use": "" if empty(use) else use,
-                        "slower": low is not None and low > SLOWER,
+                        "slower": None if low is None else low > SLOWER,
                     }
                     row |= {f"{engine}_{name}": value for name, value in found.items()}
                 rows.append(row)
@@ -293,7 +293,8 @@ def sizes_threads(view: View) -> Table:
                 return MISSING
             low, high = (row[f"{engine}_ratio_{end}"] for end in ("low", "high"))
             interval = "" if low is None else f" [{fixed(low)}, {fixed(high)}]"
-            return fixed(row[f"{engine}_ratio"]) + interval + (" ×" if row[f"{engine}_slower"] else "")
+            slower = row[f"{engine}_slower"]
+            return fixed(row[f"{engine}_ratio"]) + interval + MARKS[None if slower is None else not slower]
 
         return text
 
@@ -310,8 +311,12 @@ def sizes_threads(view: View) -> Table:
     for engine in TARGETS:
         known = [row for row in rows if f"{engine}_ratio" in row]
         if known:
-            slower = sum(row[f"{engine}_slower"] for row in known)
-            notes.append(f"{view.label(engine)}: slower by more than that in {slower} of {len(known)} rows.")
+            slower = [row[f"{engine}_slower"] for row in known]
+            undecided = f", {slower.count(None)} undecided" if None in slower else ""
+            notes.append(
+                f"{view.label(engine)}: slower by more than that in {slower.count(True)} of {len(known)} rows"
+                f"{undecided}."
+            )
     per_engine = ("several_us", "one_us", "ratio", "ratio_low", "ratio_high", "use", "slower")
     return table_of_points(
         view,
@@ -322,7 +327,7 @@ def sizes_threads(view: View) -> Table:
             "A process with several threads and one with a single thread alternated: the median steps, and the median "
             "of their ratios in the same round, with its confidence interval. Its threads: what a step uses of them. "
             "× marks a step that is slower than with one thread by more than "
-            f"{percent(SLOWER - 1)}, by the lower end of the interval.",
+            f"{percent(SLOWER - 1)}, by the lower end of the interval; ? one of too few rounds to say.",
             *notes,
         ]
         if rows
@@ -384,10 +389,12 @@ def sizes_limits(view: View) -> Table:
         notes=(
             "The limit of a step is the longer of two times, plus one call: that of its products at the highest rate "
             "of this machine, and that of moving the parameters, the optimizer's state and the mini-batch at the "
-            "bandwidth of the level of memory in which they lie. Beside each limit is which of the two it is.",
+            "bandwidth of the level of memory in which they lie. Beside each limit is which of the two it is. A step "
+            "may take less where an engine puts off the update of an embedding's rows that a mini-batch does not look "
+            "up.",
             "Products: multiplications and additions of a sample, and the rate. Moved: the bytes of a step with the "
-            "smallest mini-batch, and the bandwidth. Each rate is the better one of two measurements, before and "
-            "after a run."
+            "smallest mini-batch, and the bandwidth. Each rate is the best of two measurements, before and after a "
+            "run, or of up to four where an op was faster than the first two."
             if recorded
             else "The raw records have the work and the rates that each limit follows from (`limits`); the tidy table "
             "does not.",

@@ -460,7 +460,7 @@ def provenance(view: View) -> Table:
     """Where the measured rows come from: engine, versions, commit, machine, threads, BLAS, data."""
     rows: list[Row] = []
     trained = "time" in view.planned_runs().measures.value
-    measures = ("time", "memory") if trained else ("sizes",)
+    measures = ("time", "memory") if trained else tuple(view.planned_runs().measures.value)
     for engine in view.engines():
         runs = pd.concat([view.ok(measure, engine) for measure in measures])
         rows.append(

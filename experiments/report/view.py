@@ -19,6 +19,7 @@ import pandas as pd
 from bridge import registry as engines
 from bridge.errors import TwinGradError
 from experiments.data import SAMPLE_LABEL
+from experiments.formats import counted
 from experiments.measures.registry import MEASURES, RECORDED, TABLES, TRAINED, WORDS
 from experiments.microbenchmarks import measure as micro
 from experiments.microbenchmarks import registry
@@ -187,7 +188,11 @@ class View:
         else:
             done = len(runs) - len(failed)
         if done >= wanted and (done or not len(failed)):
-            return self._failing(engine, measure) if kind.columns else None
+            if not kind.columns:
+                return None
+            return (
+                "; ".join(filter(None, (self._failing(engine, measure), self._without_rows(measure, engine)))) or None
+            )
         how = "not run since the engine's source changed" if (engine, measure) in self.outdated else "not run"
         if len(failed):
             error = str(failed["error"].iloc[-1])
@@ -209,6 +214,28 @@ class View:
             return None
         error = str(failed["error"].iloc[-1]).strip().partition("\n")[0]
         return f"{len(failed)} of {len(newest)} runs failed: {error or 'no message was recorded'}"
+
+    def _without_rows(self, measure: str, engine: str) -> str | None:
+        """Which of the planned networks of a measure have no row: of an engine, or of any that it is run together with.
+
+        With fewer cores than planned threads, or when asked for by hand, no row has as many: those are not missed.
+        """
+        kind, runs, rows = MEASURES[measure], self.planned_runs(), self.tables[measure]
+        planned = kind.networks(self.paper, runs) if kind.plan != "seeds" else ("",)
+        if kind.plan == "engines":
+            rows = rows[rows["engine"] == engine]
+        if list(planned) == [""] or not len(rows):
+            return None
+        named = rows["network"] if "network" in rows else rows["family"] + "-" + rows["size"].map(whole)
+        done, most = set(zip(named, rows["threads"], strict=True)), rows["threads"].max()
+        numbers = runs.option(kind.threads) if kind.plan == "together" else None
+        missed = []
+        for threads in dict.fromkeys(min(number, most) for number in numbers or [most]):
+            names = [name for name in planned if (name, threads) not in done]
+            if names:
+                which = ", ".join(names) if len(names) < len(planned) else f"all {len(names)} networks"
+                missed.append(f"{which} with {counted(threads, 'thread')}")
+        return f"no row of {'; '.join(missed)}" if missed else None
 
     def _why_no_system(self, name: str) -> str | None:
         """Why a system of the micro-benchmarks has no number at all."""
@@ -400,6 +427,11 @@ def _current(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows["key"].isin(stale)]
 
 
+def whole(number: float) -> str:
+    """The name of a size, which is a whole number."""
+    return str(int(number))
+
+
 def _network(rows: pd.DataFrame) -> list[str]:
     """The columns that say which of several networks a row is about."""
     return [name for name in ("family", "size", "network") if name in rows]
@@ -419,14 +451,18 @@ def _one_race(rows: pd.DataFrame, races: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["key"].isin(chosen)].sort_values(["threads", "round"], kind="stable")
 
 
-def _newest_of_each(rows: pd.DataFrame, _: pd.DataFrame) -> pd.DataFrame:
+def _newest_of_each(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Of each engine, and network, the newest run, whole: points of two runs do not make one line.
 
-    All have the number of threads of the newest one.
+    All have the number of threads of the newest one, and each engine its newest source.
     """
     if not len(rows):
         return rows
     rows = rows[rows["threads"] == _newest(rows)["threads"]]
+    digests = rows["key"].map(runs.drop_duplicates("key").set_index("key")["engine_digest"])
+    in_order = rows.sort_values("created", kind="stable").index
+    newest_source = rows["engine"].map(digests[in_order].groupby(rows["engine"][in_order]).last())
+    rows = rows[digests.isna() | (digests == newest_source)]
     newest = rows.groupby(["engine", *_network(rows)])["created"].transform("max")
     return rows[rows["created"] == newest]
 

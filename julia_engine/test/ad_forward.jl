@@ -75,6 +75,27 @@ end
     @test floor(Int, d) == 2 && occursin("Dual(2.0", sprint(show, d)) && float(d) === d && typeof(one(d)) === typeof(d)
 end
 
+@testset "a dictionary finds under a dual number what was computed of the same value and derivatives alone" begin
+    cache = Dict{Any,Any}()
+    square(x) = get!(() -> x^2, cache, x)
+    for x in (3.0, 3, 3.0f0)
+        square(x)
+        @test derivative(square, x) == 6
+        @test derivative(y -> derivative(square, y) + square(y), float(x)) == 2 + 6
+        @test derivative(square, x) == 6 && square(x) == 9
+    end
+    @test forward_gradient(x -> square(x[1]) + x[2], [1.0, 2.0]; chunk=1) == [2, 1]
+    @test forward_gradient(x -> square(x[1]) + x[2], [1.0, 2.0]) == [2, 1]
+    @test derivative(x -> square(zero(x) + 3) + x, 5.0) == 1
+    @test derivative(x -> length(unique([x, 2x, x])), 1.0) == 0 && isequal(DualNumbers.dual(2.0, k -> 0.0, Val(1), Val(1)), 2.0)
+end
+
+@testset "mod1 has a derivative where its value is the period, as mod" begin
+    for (a, b) in ((6.0, 3.0), (5.5, 3.0), (-1.0, 3.0))
+        @test derivative(x -> mod1(x, b), a) == 1 && derivative(x -> mod1(a, x), b) == derivative(x -> a - x * (fld1(a, b) - 1), b)
+    end
+end
+
 @testset "ranges, quotients, comparisons and lengths of dual numbers are those of numbers" begin
     steps(x) = (s = zero(x); for t in 0:0.1:x; s += x; end; s)
     for x in (0.3, 1.0, 0.05)

@@ -83,6 +83,9 @@ end
 
 @testset "special values, ranks, and what is refused" begin
     @test sind.(Constant([0.0, 90, 180, 270, -30])) |> AD.value ≈ [0, 1, 0, -1, -0.5]
+    for T in (Float32, Float64), degrees in T[1e8, 3.6e7 + 30, -1e8, 1e15, 359, 361, -0.0]
+        @test AD.value(sind.(Constant([degrees]))) ≈ [sind(degrees)] && AD.value(cosd.(Constant([degrees]))) ≈ [cosd(degrees)]
+    end
     @test AD.value(cosd.(Constant([90.0, 270, -90]))) == [0, 0, 0] && AD.value(sinpi.(Constant([1.0, 2, 1e6]))) == [0, 0, 0]
     @test AD.value(tand.(Constant([90.0, -90]))) == [Inf, -Inf]
     @test grad(x -> sum(acot.(x)))([0.0, -0.0, 2.0]) ≈ [-1, -1, -0.2] && derivative(acot, 2.0) ≈ -0.2
@@ -455,4 +458,16 @@ end
     for wrong in (Any[1.0, Constant(x)], Any[1, 2])
         @test occursin("join arrays and tensors with concatenate", message_of(() -> AD.ADD(wrong, 1.0)))
     end
+end
+
+@testset "matrices of a structure are compared by their values" begin
+    full, diagonal = [2.0 1; 7 3], [2.0 0; 0 3]
+    for (x, same) in ((Symmetric(Constant(full)), Symmetric(full)), (Diagonal(Constant(full)), Diagonal(full)), (Constant(diagonal), Diagonal(full)))
+        @test x == same && same == x && x == Matrix(same) && x == Constant(Matrix(same)) && Constant(Matrix(same)) == x && x == x
+        @test x != 2 * Matrix(same) && x != Matrix(same)[:, 1:1] && x ≈ same && Matrix(same) ≈ x && !(x ≈ 2 * Matrix(same))
+        @test x != I && I != x
+    end
+    @test Diagonal(Constant([1.0, 1])) == I && I == Constant([1.0 0; 0 1]) && Constant([2.0 0; 0 2]) == 2I && Constant([1.0 0]) != I
+    @test_throws ConfigurationError quantile(Constant([1.0, 2, 4]), 0.5; alpha=3.0)
+    @test_throws ConfigurationError quantile(Constant([1.0, 2, 4]), 0.5; alpha=0.5, beta=-1)
 end

@@ -150,6 +150,31 @@ function NETWORK.forward(::Seen, x::Tensor, parameters::Dict{String,Tensor}, tra
     return x
 end
 
+# Normalises all steps in time of all samples together.
+struct OfSteps <: NETWORK.Layer
+    held::Vector{Any}
+end
+OfSteps() = OfSteps(Any[("norm", BatchNorm(3))])
+NETWORK.parameters(layer::OfSteps) = NETWORK.parameters(layer.held[1][2])
+NETWORK.output_size(::OfSteps, input::Vector{Int}) = input
+NETWORK.forward(layer::OfSteps, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
+    reshape(NETWORK.forward(layer.held[1][2], reshape(x, 3, :), parameters, training), size(x)...)
+
+@testset "in parts of a batch statistics are those of the whole: $name" for (name, layers, size) in (
+        ("a state beside sums over the batch", () -> (Seen(), BatchNorm(3), Dense(3 => 2)), (3,)),
+        ("several rows for each sample", () -> (OfSteps(), Flatten(), Dense(12 => 2)), (3, 4)))
+    x, y = randn(MersenneTwister(1), size..., 4000), repeat([1, 2], 2000)
+    selectdim(x, length(size) + 1, 2001:4000) .+= 10
+    function trained(threads)
+        chain = Chain(layers()...; dtype=Float64)
+        trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=4000, threads=threads)
+        return [train_epoch!(trainer, x, y) for _ in 1:2], copy(chain.parameters.vector)
+    end
+    losses, vector = trained(1)
+    found, other = trained(min(2, Threads.nthreads()))
+    @test found ≈ losses && other ≈ vector
+end
+
 @testset "what depends on a whole batch is not computed of its parts: $(nameof(layer))" for layer in (Block, Seen)
     x, y = randn(MersenneTwister(1), 3, 8), [1, 2, 1, 2, 1, 2, 1, 2]
     x[:, 5:8] .+= 10
@@ -166,6 +191,12 @@ end
         train_epoch!(Trainer(Chain(layer(), Dense(3 => 2); dtype=Float64); batch_size=8, threads=1, communicator=alone), x, y)
     end
     @test occursin("of a whole batch", message) && occursin("train it in one process", message)
+end
+
+@testset "sample by sample a layer has no statistics to keep" begin
+    trainer = Trainer(Chain(Seen(), Dense(3 => 2); dtype=Float64); batch_size=4, threads=1, techniques=Techniques(batched=false))
+    message = message_of(() -> train_epoch!(trainer, randn(MersenneTwister(1), 3, 8), repeat([1, 2], 4)))
+    @test occursin("one sample at a time: switch the technique batched on", message)
 end
 
 @testset "tensors of the same parameters may change places" begin

@@ -1002,13 +1002,14 @@ end
     @test trainer.vector == expected.vector
 end
 
-@testset "a step that fails leaves the statistics of batch normalisation as they were" begin
+@testset "a step that fails leaves the statistics of batch normalisation as they were: replay=$replay" for replay in (true, false)
     # The gradient is finite, and its norm is not: outputs are 0, since weights of the last layer take each other's away.
     x, y = [1.0 2 3 1000], [0.0 0 0 1e154]
     chain = Chain(Dense(1 => 16; name="first"), BatchNorm(16), Dense(16 => 1; name="last"); dtype=Float64)
     chain.parameters["first.weight"] .= 1
     chain.parameters["last.weight"] .= 1e154 .* [1 -1 1 -1 1 -1 1 -1 1 -1 1 -1 1 -1 1 -1]
-    trainer = Trainer(chain; loss="mean_squared_error", optimizer=SGD(0.1; clip_norm=1.0), batch_size=4, threads=1)
+    trainer = Trainer(chain; loss="mean_squared_error", optimizer=SGD(0.1; clip_norm=1.0), batch_size=4, threads=1,
+        techniques=Techniques(replay=replay))
     before = copy(trainer.chain.parameters.vector)
     @test error_of(() -> train_epoch!(trainer, x, y)) isa NonFiniteError
     @test trainer.chain.parameters.vector == before

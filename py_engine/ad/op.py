@@ -831,6 +831,20 @@ def as_floats(*operands: Operand) -> tuple[Tensor, ...]:
     return tensors
 
 
+def in_float64(x: Operand) -> Tensor:
+    """Return an operand of a function that computes in float64, converted by itself.
+
+    Beside a float32 tensor a Python number would be rounded to float32 first.
+
+    Raises:
+        DTypeError: it holds floats that are neither float32 nor float64.
+    """
+    x = as_tensor(x)
+    if x.dtype.kind == "f":
+        float_only(x.dtype)
+    return as_dtype_of(x, np.dtype(np.float64))
+
+
 def as_reals(*operands: Operand) -> tuple[Tensor, ...]:
     """Return the operands of an elementwise function of floats as tensors of one dtype, as `infer_real` has it."""
     tensors = in_one_dtype(as_tensors(operands))

@@ -17,7 +17,7 @@ from py_engine.ad.ops.elementary import ADD_IN_ANY_ORDER
 from py_engine.ad.ops.shape import Index, assemble
 from py_engine.ad.program import same
 from py_engine.ad.state import STATE, entering, restoring
-from py_engine.ad.tensor import FLOATS, Node, Result, Tensor
+from py_engine.ad.tensor import FLOATS, Node, Result, Tensor, plain_array, real_array
 from py_engine.errors import DTypeError, InPlaceError, NotDifferentiableError, ShapeError
 
 # Sorting --------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def unbroadcast(g: Tensor, x: Tensor) -> Tensor:
         i + new for i, n in enumerate(x.shape) if n == 1 and new >= 0 and g.shape[i + new] != 1
     )
     summed = ops.sum(g, axes) if new >= 0 else g
-    if summed.size != x.size:
+    if [n for n in summed.shape if n != 1] != [n for n in x.shape if n != 1]:
         raise ShapeError(f"a gradient rule returned shape {g.shape} for an input of shape {x.shape}")
     return ops.reshape(summed, x.shape)
 
@@ -345,7 +345,10 @@ def backward(output: Tensor, gradient: ArrayLike | None = None) -> None:
             "or reduce it first, for example with .sum()"
         )
     keep_freed_memory()
-    seed = np.ones(output.shape, output.dtype) if gradient is None else np.asarray(gradient, output.dtype)
+    if gradient is None:
+        seed = np.ones(output.shape, output.dtype)
+    else:
+        seed = real_array(plain_array(gradient), gradient).astype(output.dtype, copy=False)
     if seed.shape != output.shape:
         raise ShapeError(f"backward: expected a gradient of shape {output.shape}, got {seed.shape}")
     leaves = [x for x in topological_sort([output]) if x.op is None and x.requires_grad]

@@ -96,6 +96,8 @@ class Tensor(Operators):
             )
         if requires_grad and data.dtype not in FLOATS:
             raise _no_gradient(data.dtype)
+        if data.dtype not in FLOATS:
+            real_array(data)
         if data.__class__ is not np.ndarray:
             check_class(data)
             if isinstance(data, np.generic):  # no memory that an op could read or compare
@@ -185,10 +187,15 @@ class Tensor(Operators):
 
         Raises:
             TraceError: the tensor was computed from others, whose gradients would become wrong.
+            DTypeError: they are no real numbers, or floats for a tensor of integers or truth values.
         """
         if self.op is not None:
             raise TraceError(f"assign() works on leaf tensors, this one was computed by {self.op.name}")
-        self.numpy()[...] = values
+        given = real_array(plain_array(values), values)
+        own = self.numpy()
+        if not np.can_cast(given.dtype, own.dtype, "same_kind") and (given.dtype.kind == "f" or own.dtype == np.bool_):
+            raise DTypeError(f"assign: {given.dtype} does not fit a tensor of {own.dtype}; convert it with astype()")
+        own[...] = given
 
     def __repr__(self) -> str:
         what = "symbolic" if self.data is None else np.array2string(self.data, separator=", ", threshold=20)

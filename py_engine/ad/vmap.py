@@ -241,6 +241,8 @@ def _applied(
     op: Op, samples: int, mapped: Sequence[bool], inputs: Sequence[Tensor], attrs: Mapping[str, Any]
 ) -> tuple[Sequence[Tensor], Sequence[bool]]:
     """Return the results of an op for all samples, and which of them are mapped."""
+    if not inputs and (name := drawing(op, attrs)) is not None:
+        raise ConfigurationError(f"vmap: {op.name!r} draws random numbers ({name!r}) and reads nothing that is mapped")
     if not all(mapped) and drawing(op, attrs):  # each sample draws its own
         inputs, mapped = all_mapped(samples, mapped, inputs), [True] * len(inputs)
     if not any(mapped):

@@ -119,9 +119,14 @@ class LazyUpdates:
         self._gathered = self._written = np.zeros(0, np.intp)
         self._room = self._empty(0)
         self.moved = 0
-        """Bytes that the last update read and wrote, the rows' gathering included."""
+        """Bytes that the last update read and wrote, the rows' gathering included, and then bringing all up to date."""
         self._unfinished: dict[int, tuple[slice, list[Array]]] = {}
         """By their first row, the rows that are being put in their places, and what they are to be."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix."""
+        return self._gradient.nbytes
 
     def gather(self, ids: Array) -> None:
         """Bring the rows of these ids, which may repeat, up to date. Raises ShapeError for one that there is not."""
@@ -167,7 +172,6 @@ class LazyUpdates:
         self._gathered = self._gathered[:0]
         if len(self._factors) == WINDOW:
             self.catch_up()
-            self.moved += 2 * len(self._arrays) * self._gradient.nbytes
 
     def _update(self, part: slice) -> None:
         ids = self._gathered[part]
@@ -188,6 +192,7 @@ class LazyUpdates:
             now, before = self._optimizer.steps, self._optimizer.steps - len(self._factors)
             flushes = now // FLUSHED_EVERY > before // FLUSHED_EVERY
             self._share_out(partial(self._catch_up, self._pending(), flushes), len(self._matrix))
+            self.moved += 2 * len(self._arrays) * self.nbytes
             self._factors.clear()  # first: an interrupt between the two must not let these steps be done again
             self._since.fill(0)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from py_engine.ad.op import Call, Op, Scratch, Shape
 from py_engine.ad.tensor import Array, Tensor
+from py_engine.errors import ShapeError
 
 
 class Meeting:
@@ -33,9 +34,9 @@ class Meeting:
         self._running = False
 
     @contextmanager
-    def tracing(self, thread: int) -> Iterator[None]:
-        """Trace the tape of this thread inside: its sums over the batch are sums over all parts."""
-        _CURRENT.meeting, _CURRENT.thread = self, thread
+    def tracing(self, thread: int, samples: int) -> Iterator[None]:
+        """Trace the tape of this thread, of so many samples, inside: sums over the batch are sums over all parts."""
+        _CURRENT.meeting, _CURRENT.thread, _CURRENT.samples = self, thread, samples
         try:
             yield
         finally:
@@ -81,6 +82,7 @@ def _add(parts: Sequence[Array | None], out: Array) -> None:
 class _Current(threading.local):
     meeting: Meeting | None = None
     thread: int = 0
+    samples: int = 0
 
 
 _CURRENT = _Current()
@@ -95,8 +97,22 @@ def sum_of_parts(x: Tensor) -> Tensor:
 
 
 def samples_of(x: Tensor) -> int:
-    """Return the number of samples of the whole batch that `x` (samples, ...) is one, or a part, of."""
-    return len(x) if _CURRENT.meeting is None else _CURRENT.meeting.samples
+    """Return how many samples `x` (samples, ...) would have for the whole batch, of all or a part of which it is.
+
+    It may hold several for each sample of the batch, such as its steps in time.
+
+    Raises:
+        ShapeError: it holds no whole number of them for each.
+    """
+    if _CURRENT.meeting is None:
+        return len(x)
+    several, rest = divmod(len(x), _CURRENT.samples)
+    if rest:
+        raise ShapeError(
+            f"statistics of {len(x)} samples, for a part of {_CURRENT.samples} of a batch, are not those of a whole "
+            "one; switch the technique split_batch off"
+        )
+    return several * _CURRENT.meeting.samples
 
 
 def meets(attrs: Mapping[str, Any]) -> bool:

@@ -531,7 +531,7 @@ def _split(
         into = gradient if k == 0 else gradient.zeros_like()
         shard = shards[0].beside(part, into) if shards else None
         if shard is None:
-            with nullcontext() if meeting is None else meeting.tracing(k):
+            with nullcontext() if meeting is None else meeting.tracing(k, part.stop - part.start):
                 traced = trace(part.stop - part.start)
             if _keeps_of_its_rows(traced):
                 return None

@@ -44,7 +44,7 @@ from py_engine.network import losses
 from py_engine.network.chain import Chain
 from py_engine.network.dropout_streams import DropoutStreams
 from py_engine.network.embedding import Embedding
-from py_engine.network.layers import Dropout, held_layers, settings_of
+from py_engine.network.layers import Dropout, Layer, held_layers, settings_of
 from py_engine.network.lazy_updates import LOOKED_UP, WINDOW, LazyUpdates
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
@@ -150,12 +150,19 @@ class Trainer:
             )
         self._batch = self.batch_size if self.parallel is None else self.parallel.part(self.batch_size)[1]
         dropouts = held_layers(chain.layers, Dropout)
-        for layer in dropouts.values():
-            layer.rank = self._rank
+        for dropout in dropouts.values():
+            dropout.rank = self._rank
         self._streams = DropoutStreams(dropouts)
-        layers = chain.layers | dropouts
+        layers: dict[str, Layer] = held_layers(chain.layers, Layer)  # type: ignore[type-abstract]
         self._settings = {name: (vars(layer), settings_of(layer)) for name, layer in layers.items()}
         self.parameters = chain.parameters
+        for name, layer in chain.layers.items():
+            for local, spec in layer.parameters().items():
+                if spec.trainable != (f"{name}.{local}" in self.parameters.trainable):
+                    raise ConfigurationError(
+                        f"layer {name!r}: whether {local} is trained was changed after its chain was made, which keeps "
+                        "to what it was; make a new chain"
+                    )
         self._gradient = self.parameters.zeros_like()
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
         self._checked: Callable[[], object] = lambda: None  # the token ids that were checked last
@@ -167,7 +174,7 @@ class Trainer:
             f"{chain.takes_ids}.weight"  # the matrix with lazy updates, while its gradient is zeros
         )
         self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
-        # Of the last updates with that: seconds, and bytes that the rows move which are updated lazily.
+        # Of the last updates with that: seconds, and bytes that are moved, but for `Replay.gradient_bytes`.
         self._updates: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
@@ -284,12 +291,8 @@ class Trainer:
         with self._streams.unchanged(), self._using(step):
             found, sums = step.costs()
         if self._updates:
-            seconds, lazily = (sum(numbers) / len(self._updates) for numbers in zip(*self._updates, strict=True))
-            vectors = self.parameters.vector.nbytes
-            if step.lazy is not None and lazily:
-                vectors -= self.parameters.arrays[step.lazy].nbytes
-            moved = 2 * (1 + len(self.optimizer.state_names)) * vectors + step.gradient_bytes + int(lazily)
-            found.append(Cost(UPDATE, "", sums + seconds / self.accumulate, moved, 0))
+            seconds, moved = (sum(numbers) / len(self._updates) for numbers in zip(*self._updates, strict=True))
+            found.append(Cost(UPDATE, "", sums + seconds / self.accumulate, step.gradient_bytes + int(moved), 0))
         return found
 
     def threads_in_step(self) -> str:
@@ -340,12 +343,14 @@ class Trainer:
         found |= {f"dropout.{name}": streams for name, streams in self._streams.state().items()}
         if self.accumulate > 1:
             found |= {"pending": np.array(self._pending, np.int64), "total": self._total.vector.copy()}
+            found["accumulate"] = np.array(self.accumulate, np.int64)
         return found
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Copy a `state` back in. Raises `ParameterError`, and changes nothing, if it doesn't fit."""
         expected = self._own_state()
         optional = {f"optimizer.{name}" for name in self.optimizer.unit_settings}  # which older versions did not save
+        optional |= {"accumulate"} & expected.keys()
         if state.keys() | optional != expected.keys():
             raise ParameterError(f"Trainer.load_state: expected {', '.join(expected)}; found {', '.join(state)}")
         for name, kinds in (("pending", "iu"), ("total", "f")) if self.accumulate > 1 else ():
@@ -353,6 +358,11 @@ class Trainer:
             fits = array.shape == expected[name].shape and array.dtype.kind in kinds
             if not fits or (name == "pending" and not 0 <= array < self.accumulate):
                 raise ParameterError(f"Trainer.load_state: {name} is not of this trainer's updates: {state[name]!r}")
+        if self.accumulate > 1 and state["pending"] and state.get("accumulate", self.accumulate) != self.accumulate:
+            raise ParameterError(
+                f"Trainer.load_state: a part of an update of {state['accumulate']} mini-batches is not one of "
+                f"{self.accumulate}"
+            )
         streams = {name: self._own_streams(state[f"dropout.{name}"]) for name in self._streams.layers}
         self._streams.check(streams)
         prefix = "optimizer."
@@ -457,7 +467,7 @@ class Trainer:
             yield self._lazy
         finally:
             lazy, self._lazy, self._gathering = self._lazy, None, 0.0
-            begun = perf_counter()
+            begun, before = perf_counter(), lazy.moved
             try:
                 lazy.catch_up()
             except KeyboardInterrupt:
@@ -467,7 +477,7 @@ class Trainer:
             self._zeroed = name
             if self._updates:
                 seconds, moved = self._updates[-1]
-                self._updates[-1] = seconds + perf_counter() - begun, moved
+                self._updates[-1] = seconds + perf_counter() - begun, moved + lazy.moved - before
 
     def _run(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
@@ -495,12 +505,12 @@ class Trainer:
         self._check(step, loss, number + 1)
         if rate is not None:
             self.optimizer.learning_rate = rate
-        self._update()
+        self._update(step)
         for parameter, new in step.updates:
             np.copyto(parameter, new)
         return loss
 
-    def _update(self) -> None:
+    def _update(self, step: Step) -> None:
         if self.accumulate > 1:
             np.multiply(self._gradient.vector, 1 / self.accumulate, out=self._gradient.vector)
             np.add(self._total.vector, self._gradient.vector, out=self._total.vector)
@@ -520,8 +530,15 @@ class Trainer:
             if self.accumulate > 1:
                 self._pending = 0
                 self._total.vector[...] = 0
-        moved = 0 if self._lazy is None else self._lazy.moved
-        self._updates.append((perf_counter() - before, moved))
+        self._updates.append((perf_counter() - before, self._moved(step)))
+
+    def _moved(self, step: Step) -> int:
+        """Bytes that the update after a step has moved, but for `Replay.gradient_bytes`."""
+        whole, copies = self.parameters.vector.nbytes, 2 * (1 + len(self.optimizer.state_names))
+        if self._lazy is not None:
+            return copies * (whole - self._lazy.nbytes) + self._lazy.moved
+        name = step.lazy if isinstance(step, Replay) else None  # whose gradient it does not count
+        return copies * whole + (self._gradient.arrays[name].nbytes if name is not None else 0)
 
     def _check(self, step: Step, loss: float, number: int) -> None:
         """Raise if the loss or the gradient is not finite, before they reach the parameters."""
@@ -569,6 +586,12 @@ class Trainer:
                 raise ConfigurationError(
                     f"Trainer: {name} has requires_grad = False, but a trainer trains all parameters except those "
                     "that their layer declares with trainable=False; set it to True"
+                )
+        for name, tensor in self.parameters.tensors.items():
+            if tensor.requires_grad and name not in self.parameters.trainable:
+                raise ConfigurationError(
+                    f"Trainer: {name} has requires_grad = True, but its layer declares it with trainable=False; make a "
+                    "new layer and chain to train it"
                 )
         key = self._key(samples, x, y)
         planned = *key, y.dtype.str  # which a loss of a user's own may leave as it is

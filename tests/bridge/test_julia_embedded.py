@@ -254,7 +254,11 @@ def test_there_is_one_julia_in_a_process(run_beside_others: RunBesideOthers) -> 
 @pytest.mark.parametrize(
     ("variables", "arguments", "expected"),
     [
-        ({"TWINGRAD_JULIA_BACKEND": "by hand"}, "", "TWINGRAD_JULIA_BACKEND=by hand: expected one of juliacall, embedded"),
+        (
+            {"TWINGRAD_JULIA_BACKEND": "by hand"},
+            "",
+            "TWINGRAD_JULIA_BACKEND=by hand: expected one of juliacall, embedded",
+        ),
         ({"TWINGRAD_JULIA_WAY": "by hand"}, "", "TWINGRAD_JULIA_WAY=by hand: expected one of juliacall, embedded"),
         ({}, "backend='by hand'", "backend='by hand': expected one of juliacall, embedded"),
         ({}, "threads=0", "Julia needs at least 1 thread, found threads=0"),

@@ -179,6 +179,30 @@ def test_a_state_of_something_else_is_refused(
                 sgd.load_state(state)
 
 
+def test_a_state_of_another_rule_that_keeps_as_many_arrays_is_refused(
+    network: ModelSpec, session_of: Made, random_params: Made, random_data: Made
+) -> None:
+    rules = {
+        1: [Optimizer("sgd", 0.1, momentum=0.9), Optimizer("rmsprop", 0.1)],
+        2: [Optimizer("adam", 0.1), Optimizer("rmsprop", 0.1, momentum=0.9)],
+    }
+    x, y = random_data(network, ROWS)
+    for name in ("numpy", "julia"):
+        for one, other in (pair for rule in rules.values() for pair in (rule, rule[::-1])):
+            sessions = [
+                session_of(name, network, random_params(network), optimizer, BATCH) for optimizer in (one, other)
+            ]
+            sessions[0].train_epoch(x, y, np.arange(ROWS))
+            before = sessions[1].params()
+            with pytest.raises(ParameterError):
+                sessions[1].load_state(sessions[0].state())
+            for key, array in sessions[1].params().items():
+                np.testing.assert_array_equal(array, before[key])
+    julia = session_of("julia", network, random_params(network), rules[2][0], BATCH)
+    older = {key: array for key, array in julia.state().items() if key != "rule"}
+    julia.load_state(older)
+
+
 def test_the_number_of_rates_is_checked(
     network: ModelSpec, session_of: Made, random_params: Made, random_data: Made
 ) -> None:

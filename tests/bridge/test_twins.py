@@ -18,6 +18,7 @@ import pytest
 from bridge import layers, spec
 from bridge.adapters import julia as adapter
 from bridge.adapters.numpy import build_chain
+from bridge.libjulia import sysimage
 from bridge.libjulia.find import Julia
 from bridge.session import OPTIMIZERS, Optimizer
 from py_engine import network, ops
@@ -68,7 +69,8 @@ def there(julia: Julia, tmp_path_factory: pytest.TempPathFactory) -> Lists:
         for name in OPTIMIZERS:
             settings = Optimizer(name, 0.1, clip_norm=1.0).settings()
             file.write(b"\t" + adapter.line("optimizer", {"name": name, **settings}))
-    command = [julia.executable, "--startup-file=no", f"--project={JULIA.parent}", str(script), str(given)]
+    options = ["--startup-file=no", f"--project={JULIA.parent}", *sysimage.options(julia)]
+    command = [julia.executable, *options, str(script), str(given)]
     done = subprocess.run(command, env=julia.environment(1), capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
     found: Lists = {}

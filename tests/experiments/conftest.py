@@ -11,8 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from experiments import report
+from experiments.report import style
 from experiments.report.view import View, paper_view
 from experiments.results import Tidy
 
@@ -85,3 +87,14 @@ def sample_report(sample_results: Path) -> report.Built:
 def invented() -> ModuleType:
     """The module `invented_records.py`."""
     return _beside("invented_records")
+
+
+@pytest.fixture
+def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are written as one empty picture: painting all takes longer than what is to be looked at here."""
+
+    def save(figure: Figure, stem: Path, notice: str | None = None) -> None:
+        paint(style.new(), stem, notice)
+
+    paint = style.save
+    monkeypatch.setattr(style, "save", save)

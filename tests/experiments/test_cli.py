@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from bridge import registry
+from bridge.libjulia import sysimage
 from bridge.registry import Availability, Registered
 from experiments import cli, doctor, papers
 from experiments.measures import ablation, roofline
@@ -31,12 +32,22 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(cli.cli.commands)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what is found out of a Julia, once for all tests, which has the system image that there is."""
+    folder = tmp_path_factory.mktemp("cache")
+    if sysimage.image_folder().is_dir():
+        (folder / "julia").mkdir()
+        (folder / "julia" / "sysimage").symlink_to(sysimage.image_folder())
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No network, no real data, no cache: the embedded sample."""
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> None:
+    """No network, no real data, a cache without them: the embedded sample."""
     monkeypatch.delenv("TWINGRAD_DATA", raising=False)
     monkeypatch.setenv("TWINGRAD_OFFLINE", "1")
-    monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TWINGRAD_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
 
 
@@ -257,6 +268,13 @@ def test_list_names_everything_and_why_an_engine_is_not_available(
     assert (row["available"], row["reason"]) == (False, "torch is not installed")
 
 
+@pytest.fixture
+def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor asks for no steps of each study's network, which takes seconds."""
+    monkeypatch.setattr(doctor, "_threads_in_step", lambda *_: "one thread")
+
+
+@pytest.mark.usefixtures("no_steps")
 def test_the_doctor_finds_this_machine_fit_and_says_what_the_data_needs(twingrad: Any) -> None:
     said = twingrad("doctor", "--json", "doctor.json")
     assert said.code == 0
@@ -265,12 +283,6 @@ def test_the_doctor_finds_this_machine_fit_and_says_what_the_data_needs(twingrad
     assert {"Python", "numpy", "BLAS", "CPU", "data mnist", "results", "disk", "typst", "memray"} <= findings.keys()
     assert findings["data mnist"]["state"] == "note"
     assert "TWINGRAD_DATA" in findings["data mnist"]["advice"]
-
-
-@pytest.fixture
-def no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The doctor asks for no steps of each study's network, which takes seconds."""
-    monkeypatch.setattr(doctor, "_threads_in_step", lambda *_: "one thread")
 
 
 @pytest.mark.usefixtures("no_steps")
@@ -660,19 +672,19 @@ def test_weights_of_another_network_are_refused(twingrad: Any, rows: Path) -> No
 # The whole way --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("sketched")
 def test_reproduce_makes_everything_from_the_sample_and_says_so(
     twingrad: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("typst")
     start = time.time()
     # The way is tested, not how exact the numbers are: short chunks of steps, few techniques of the ablation (each has
-    # three sessions), coarse figures, and this machine's rates measured once and briefly.
+    # three sessions), and this machine's rates measured once and briefly.
     monkeypatch.setattr(ablation, "CHUNK_SECONDS", 0.01)
     every = ablation.techniques
     monkeypatch.setattr(ablation, "techniques", lambda engine: every(engine)[:3])
     monkeypatch.setattr(roofline, "SAMPLES", 1)
     monkeypatch.setattr(roofline, "SECONDS", 0.001)
-    monkeypatch.setattr("experiments.report.style.PNG_DPI", 60)
     measured, rates = roofline._rates, {}
 
     def once(name: str, command: list[str], variables: dict[str, str]) -> roofline.Rates:

@@ -9,7 +9,7 @@ import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -361,3 +361,25 @@ def test_equal_and_shifted_runs_without_any_spread_are_told_apart() -> None:
     assert testing.paired(same, same, [100] * 3).p == 1.0
     assert testing.paired([0.75, 0.75, 0.75], [0.5, 0.5, 0.5], [100] * 3).p == 0.0
     assert testing.paired([0.9], [0.9], [0]).p == 1.0 and testing.of_share(0.9, 0) == (0.0, 1.0)
+
+
+def test_steps_of_several_sizes_are_compared_network_by_network(invented: ModuleType) -> None:
+    def side(**speed: float) -> Any:
+        made = invented.record(measure="race", paper="sizes", speed=speed)
+        rounds = made.pop("race")
+        made["sizes"] = [row | {"batch": batch} for row in rounds for batch in (1, 16)]
+        made["config"] |= {"measure": "sizes", "family": "gru", "size": "64"}
+        return SimpleNamespace(records=[made])
+
+    found = comparison._steps(side(), side(numpy=2000.0))
+    assert {(one.engine, one.what, one.counts) for one in found} == {
+        (engine, f"gru-64, mini-batches of {batch}, 2 threads", engine == "numpy")
+        for engine in ("numpy", "julia")
+        for batch in (1, 16)
+    }
+
+
+def test_measures_of_which_nothing_is_compared_are_named(compared: Any, invented: ModuleType) -> None:
+    found = compared(*([*invented.sweep("a"), invented.record(measure="memory", peak_rss_bytes=1)] for _ in range(2)))
+    assert found.notes == ["Of these measures only failures and claims were compared: memory."]
+    assert compared(invented.sweep("a"), invented.sweep("a")).notes == []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from bridge import registry, spec
+from bridge.worker import Worker
 from experiments import curves
 
 MODELS = sorted(curves.OPTIMIZERS)
@@ -17,13 +21,22 @@ ENGINES = [name for name in curves.ENGINES if name != "numpy"] if CAMPAIGN else 
 
 
 @pytest.fixture(scope="module")
-def reference() -> dict[str, np.ndarray]:
-    """The numpy engine's losses of a few steps."""
+def few_steps() -> Iterator[Callable[[str, str], np.ndarray]]:
+    """The losses of a few steps of an engine, each of which has one process for all models."""
+    with contextlib.ExitStack() as stack:
+        start = functools.cache(lambda name: stack.enter_context(Worker(name)))
+
+        def losses(name: str, model: str) -> np.ndarray:
+            described = spec.load(curves.MODELS_DIR / f"{model}.toml")
+            return curves.trained(start(name), described, epochs=2, count=48, batch=16)
+
+        yield losses
+
+
+@pytest.fixture(scope="module")
+def reference(few_steps: Callable[[str, str], np.ndarray]) -> dict[str, np.ndarray]:
+    """The numpy engine's losses."""
     return {name: few_steps("numpy", name) for name in MODELS}
-
-
-def few_steps(name: str, model: str) -> np.ndarray:
-    return curves.curve(name, spec.load(curves.MODELS_DIR / f"{model}.toml"), epochs=2, count=48, batch=16)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -36,7 +49,11 @@ def test_the_loss_falls(reference: dict[str, np.ndarray], model: str) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_has_the_same_losses(
-    reference: dict[str, np.ndarray], name: str, model: str, request: pytest.FixtureRequest
+    reference: dict[str, np.ndarray],
+    few_steps: Callable[[str, str], np.ndarray],
+    name: str,
+    model: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     if name == "julia":
         request.getfixturevalue("julia")

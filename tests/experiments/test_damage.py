@@ -59,7 +59,11 @@ def record(measure: str = "time") -> dict[str, Any]:
         "variants": {"variants": [{"variant": "static", "model": "m", **epochs[0]}]},
         "sizes": {
             "sizes": [{"engine": "numpy", "batch": 1, "round": 1, "microseconds_per_step": 2.0}],
-            **{"facts": [{"engine": "numpy", "batch": 1}], "limits": {}, "entrants": {"numpy": entrant}},
+            **{
+                "facts": [{"engine": "numpy", "batch": 1, "memory_bytes": 10, "kernel_share": 0.5}],
+                "limits": {},
+                "entrants": {"numpy": entrant},
+            },
         },
         "sizes_ablation": {
             "sizes_ablation": [{"technique": "fuse", "microseconds_per_step": 3.0, "all_on_microseconds": 2.0}],

@@ -615,6 +615,7 @@ def test_the_benchmarks_of_commits_have_a_time_for_every_system_that_is_there(mo
 
 
 @compiler
+@pytest.mark.usefixtures("sketched")
 def test_the_command_measures_reports_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def test_points_are_ratios_and_differences_to_the_reference(fake: ModuleType, vi
     assert by_id["accuracies"]["numpy"].interval == pytest.approx(testing.of_mean(difference))
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_report_has_the_figures_for_which_something_was_run(fake: ModuleType, tmp_path: Path) -> None:
     sweep = fake.rows(seeds=3)
     fake.write(tmp_path, sweep | {"race": []})

@@ -15,11 +15,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 import typst
-from matplotlib.figure import Figure
 
 from experiments import report
 from experiments.papers import ids, keys_of_others, load_paper, paper_keys
-from experiments.report import numbers, paper, style
+from experiments.report import numbers, paper
 from experiments.report.paper import PaperError
 from experiments.report.view import View
 
@@ -40,17 +39,6 @@ def pages(folder: Path) -> list[np.ndarray]:
 def no_data_at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TWINGRAD_DATA", raising=False)
     monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are written as one empty picture: painting all takes longer than what is to be looked at here."""
-
-    def save(figure: Figure, stem: Path, notice: str | None = None) -> None:
-        paint(style.new(), stem, notice)
-
-    paint = style.save
-    monkeypatch.setattr(style, "save", save)
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ def started(tmp_path: Path, results: str) -> subprocess.Popen[bytes]:
     (tmp_path / "tmp").mkdir(exist_ok=True)
     variables = {name: value for name, value in os.environ.items() if name != "TWINGRAD_DATA"}
     variables |= {"PYTHONPATH": str(ROOT), "TWINGRAD_OFFLINE": "1", "TWINGRAD_CACHE": str(tmp_path / "cache")}
+    variables |= {"TWINGRAD_JULIA": str(tmp_path / "none")}  # whose rates of the machine a race would measure
     arguments = [*COMMAND, "--measure", "time,memory,race", "--threads", "1", "--results", str(tmp_path / results)]
     return subprocess.Popen(
         [sys.executable, "-m", "experiments", *arguments],

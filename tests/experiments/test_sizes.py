@@ -695,6 +695,26 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
     assert [one.get_title(loc="left") for one in axes] == [family.title for family in PAPER.families]
 
 
+def test_networks_without_a_row_are_named_once(view: View) -> None:
+    rows = view.table("sizes")
+    of_gru = (rows["family"] == "gru") & (rows["size"] == 64) & (rows["threads"] == 2)
+
+    def with_rows(kept: Any) -> View:
+        return dataclasses.replace(view, tables={**view.tables, "sizes": rows[kept]})
+
+    assert not any(view.why_missing(engine, "sizes") for engine in ("numpy", "julia", "torch"))
+    several = rows["threads"] == 2
+    for kept, said in (
+        (~of_gru, "no row of gru-64 with 2 threads"),
+        (several, "no row of all 21 networks with 1 thread"),
+        (several & ~of_gru, "no row of gru-64 with 2 threads; all 21 networks with 1 thread"),
+        (~several, None),  # as on a machine with one core
+    ):
+        assert with_rows(kept).why_missing("numpy", "sizes") == said
+    (note,) = [note for note in sizes.sizes(with_rows(~of_gru)).notes if "no row of" in note]
+    assert note.endswith("no row of gru-64 with 2 threads.")
+
+
 def test_a_share_above_one_is_at_the_limit_and_one_of_earlier_runs_is_not_shown(view: View) -> None:
     above = with_columns(view, kernel_limit_share=1.1)
     assert "| matmul of dense1 | 60 % | at its limit | 10 % |" in to_markdown(sizes.sizes_held(above))
@@ -709,6 +729,12 @@ def test_no_step_is_judged_by_a_peer_that_was_in_fewer_rounds(view: View) -> Non
     steps.loc[steps.index[2:], "jax"] = None
     found = sizes.judged(rows, steps, "numpy")
     assert found["peer"] == "jax" and found["within"] is None
+    every = view.table("sizes")
+    few = (every["engine"] == "jax") & (every["round"] > 2) & (every["batch"] == 16)
+    shown = dataclasses.replace(view, tables={**view.tables, "sizes": every[~few]})
+    made = sizes.sizes(shown)
+    assert "TwinGrad numpy: 70 of 126 rows within its bound; 21 undecided" in made.notes
+    assert to_markdown(made).count(" ? |") == 2 * 21
 
 
 @pytest.mark.parametrize("image", [True, False])

@@ -78,6 +78,10 @@ CAPTURES = {
     "an array of a tensor": (floats, lambda x, w: x * np.array(Tensor(w))),
     "a branch on a tensor": (lambda: np.array([True]), lambda x, w: x if Tensor(w) else 2 * x),
     "an integer tensor as a slice's end": (lambda: np.array([3]), lambda x, w: x[: Tensor(w.reshape(()))]),
+    "an integer array as a slice's end": (lambda: np.array([3]), lambda x, w: x[: w.reshape(())]),
+    "an array in a tuple of lengths": (lambda: np.array([4]), lambda x, w: ops.reshape(x, (w.reshape(()), -1))),
+    "axes of a median in a list": (lambda: [1], lambda x, w: ops.median(ops.reshape(x, (2, 2)), axis=w)),
+    "places of an insertion that are inserted": (lambda: np.array([1, 2]), lambda x, w: np.insert(x, w, w)),
     "parts of a concatenation": (lambda: [floats()], lambda x, w: np.concatenate([x, *w]) * np.concatenate([*w, x])),
 }  # fmt: skip
 

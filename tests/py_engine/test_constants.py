@@ -14,7 +14,7 @@ import pytest
 import py_engine as pe
 from py_engine import Tensor, ops
 from py_engine.ad.op import TABLE
-from py_engine.errors import DTypeError, NotDifferentiableError, TraceError
+from py_engine.errors import ConfigurationError, DTypeError, NotDifferentiableError, TraceError
 
 ROWS = np.array([[0.3, -1.6, 2.5, 0.0], [-2.5, 1.7, 0.4, -0.2], [1.5, 0.0, np.inf, -3.4], [np.nan, 4.5, -0.5, 1.0]])
 FINITE = np.array([[0.3, -1.6, 2.6, 0.1], [-2.4, 1.7, 0.4, -0.2], [1.4, 0.2, 3.3, -3.4]])
@@ -319,6 +319,8 @@ def matrix():
         lambda a: pe.jvp(np.sum, (FINITE,), (a,)),
         lambda a: pe.jacobian(np.sum, a),
         lambda a: pe.gradcheck(np.sum, a),
+        lambda a: (2 * pe.tensor(FINITE, requires_grad=True)).backward(a),
+        lambda a: pe.tensor(FINITE).assign(a),
     ],
 )
 def test_arrays_of_other_classes_are_refused_by_name(operand, use):
@@ -367,3 +369,67 @@ def test_floats_are_no_indices_axes_or_lengths():
             use()
     with pytest.raises(NotDifferentiableError, match="does not take out=ndarray"):
         np.sum(x, 0, None, np.zeros(4))
+
+
+# Values that would lose what they are ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [np.array([1 + 2j]), np.array(["1.5"]), np.array([None]), np.array([1.0], ">f8")])
+def test_a_tensor_is_of_real_numbers_of_this_machine_however_it_is_made(data):
+    for use in (
+        Tensor,
+        pe.tensor,
+        pe.tensor([1.0]).assign,
+        lambda x: (2 * pe.tensor([1.0], requires_grad=True)).backward(x),
+    ):
+        with pytest.raises(DTypeError):
+            use(data)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.longdouble])
+def test_a_derivative_is_not_lost_in_a_conversion_to_floats_without_gradients(dtype):
+    def converted(convert):
+        return lambda x: np.sum(convert(x).astype(np.float64) ** 2)
+
+    x = np.array([1.0, 2.0])
+    converts = [
+        lambda x: x.astype(dtype),
+        lambda x: np.astype(x, dtype),
+        lambda x: pe.tensor(x, dtype=dtype),
+        lambda x: np.full_like(x, x[0], dtype=dtype),
+    ]
+    for function in map(converted, converts):
+        for derived in (pe.grad(function), pe.compile(pe.grad(function)), lambda x, f=function: pe.jvp(f, (x,), (x,))):
+            with pytest.raises(DTypeError, match=f"not {np.dtype(dtype)}; convert stop_gradient"):
+                derived(x)
+        np.testing.assert_array_equal(function(Tensor(x)), function(x))
+    still = converted(lambda x: ops.stop_gradient(x).astype(dtype))
+    np.testing.assert_array_equal(pe.grad(lambda x: still(x) + np.sum(x))(x), [1, 1])
+
+
+def test_numbers_that_are_assigned_keep_their_values():
+    whole, truth = pe.tensor([1, 2]), pe.tensor([True, False])
+    for leaf, values in ((whole, [1.7, 2.9]), (truth, [2, 0]), (truth, [0.5, 0.0])):
+        with pytest.raises(DTypeError, match=r"assign: .* does not fit a tensor of"):
+            leaf.assign(values)
+    whole.assign([3, 4])
+    truth.assign([False, True])
+    assert whole.tolist() == [3, 4] and truth.tolist() == [False, True]
+    short = pe.tensor(np.zeros(2, np.float32))
+    short.assign([0.5, 1])
+    assert short.tolist() == [0.5, 1]
+
+
+def test_a_number_beside_float32_is_not_rounded_where_float64_is_computed():
+    one, places, values = (Tensor(np.array(x, np.float32)) for x in (1, [0, 1], [0, 1e6]))
+    assert np.geomspace(one, 0.1, 3)[-1].item() == 0.1
+    assert np.interp(0.1, places, values).item() == np.interp(0.1, places.numpy(), values.numpy()) == 1e5
+    assert np.float_power(one, 0.1).dtype == np.float64
+
+
+def test_the_rate_of_a_dropout_is_a_number():
+    generator = np.random.default_rng(0)
+    for rate in (np.array(0.5), pe.tensor(0.5), [0.5], "0.5", True, None, 1, -0.1, np.nan):
+        with pytest.raises(ConfigurationError, match="dropout: the rate must be a number"):
+            ops.dropout(FINITE, rate, generator)
+    assert ops.dropout(FINITE, np.float32(0.5), generator).shape == FINITE.shape

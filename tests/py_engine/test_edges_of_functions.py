@@ -561,3 +561,30 @@ def test_an_array_that_is_reshaped_in_place_keeps_no_tensor_of_two_shapes():
     except (ValueError, EngineError):
         return
     assert y.shape == y.numpy().shape
+
+
+# Norms of zeros, reductions of one element ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ord", [1.5, 3, 4, 7.5])
+def test_the_gradient_of_a_norm_of_zeros_is_0_as_torchs(ord, torch):
+    x = np.array([[0.0, 0.0], [1.0, -2.0], [0.0, 3.0]])
+    variable = torch.tensor(x, requires_grad=True)
+    torch.linalg.vector_norm(variable, ord, dim=1).sum().backward()
+    for function in (partial(np.linalg.norm, ord=ord, axis=1), partial(np.linalg.vector_norm, ord=ord, axis=1)):
+        np.testing.assert_allclose(function(Tensor(x)), np.linalg.norm(x, ord, axis=1), rtol=1e-15)
+        gradient = pe.grad(lambda x, f=function: np.sum(f(x)))
+        for derived in (gradient, pe.compile(gradient)):
+            np.testing.assert_allclose(derived(x), variable.grad.numpy(), rtol=1e-12)
+    assert np.isnan(pe.grad(lambda x: np.linalg.norm(x, -1))(np.zeros(2))).all()
+
+
+@pytest.mark.parametrize("ufunc", [np.divide, np.subtract, np.add, np.multiply])
+@pytest.mark.parametrize("x", [np.array([3]), np.array([[3], [4]]), np.array([3.0], np.float32)])
+def test_a_reduction_of_one_element_has_the_dtype_of_several(ufunc, x):
+    found, expected = ufunc.reduce(Tensor(x), axis=-1), ufunc.reduce(x, axis=-1)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
+    found, expected = ufunc.reduceat(Tensor(x), [0], axis=-1), ufunc.reduceat(x, [0], axis=-1)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype

@@ -100,6 +100,14 @@ def test_a_rule_that_returns_another_shape_is_named():
         pe.gradcheck(op, X)
 
 
+def test_a_rule_that_returns_as_many_elements_in_another_shape_is_named():
+    op = Op("odd", infer=TABLE["sin"].infer, kernel=np.sin, vjp=(lambda g, y, x: ops.transpose(g * ops.cos(x)),))
+    with pytest.raises(ShapeError, match=r"a gradient rule returned shape \(6, 4\) for an input of shape \(4, 6\)"):
+        pe.grad(lambda x: np.sum(op(x)))(X)
+    row = Op("row", infer=TABLE["sin"].infer, kernel=np.sin, vjp=(lambda g, y, x: ops.reshape(g * ops.cos(x), (-1,)),))
+    np.testing.assert_allclose(pe.grad(lambda x: np.sum(row(x)))(X[:1]), np.cos(X[:1]))
+
+
 def test_a_rule_that_returns_another_dtype_is_named():
     op = Op("odd", infer=TABLE["sin"].infer, kernel=np.sin, vjp=(lambda g, y, x: ops.astype(g, np.float32),))
     with pytest.raises(DTypeError, match="a gradient rule returned float32 for an input of float64"):

@@ -335,6 +335,23 @@ def test_an_update_moves_the_rows_that_are_looked_up_and_a_part_of_the_others(da
     assert without < moved[0] < moved[1] and moved[1] >= 7 * matrix.nbytes
 
 
+def test_bytes_of_updates_of_the_whole_matrix_count_where_the_rows_of_others_are_updated_lazily(data, gathers):
+    """One step is updated as a whole, several lazily, and the matrix is brought up to date at their end."""
+    x, y = data
+    chain = text_chain()
+    trainer = Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001))
+    matrix = chain.parameters.arrays["embedding.weight"].nbytes
+    others = chain.parameters.vector.nbytes - matrix
+    trainer.train_epoch(x[:BATCH], y[:BATCH])
+    assert 7 * matrix + 6 * others <= trainer.costs()[-1].moved <= 7 * (matrix + others)
+    trainer.train_epoch(x[: 2 * BATCH], y[: 2 * BATCH])
+    ids = [len(np.unique(x[start : start + BATCH])) for start in (0, BATCH)]
+    row = matrix // len(chain.parameters.arrays["embedding.weight"])
+    lazily = 6 * matrix + 7 * row * sum(ids)
+    moved = 3 * trainer.costs()[-1].moved
+    assert 7 * matrix + lazily + 18 * others <= moved + 3 <= 7 * matrix + lazily + 21 * others + 3
+
+
 def test_what_is_asked_between_epochs_is_up_to_date_and_changes_nothing(data, gathers):
     chains = [text_chain(), text_chain()]
     first, second = (Trainer(chain, batch_size=BATCH, threads=1, optimizer=Adam(0.001)) for chain in chains)

@@ -115,6 +115,41 @@ def test_a_split_batch_computes_what_a_whole_one_does(layers):
         np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5)
 
 
+class OfSteps(Block):
+    """Normalises all steps in time of all samples together; `count`: or a part of them."""
+
+    def __init__(self, count=None):
+        super().__init__()
+        self.count = count
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def forward(self, x, parameters, training):
+        rows = ops.reshape(x, (-1, 3))
+        found = self.norm(rows[: self.count], parameters, training)
+        return ops.reshape(found, x.shape) if self.count is None else x + ops.sum(found)
+
+
+def test_several_rows_for_each_sample_are_normalised_together_in_parts_as_in_the_whole():
+    x = np.random.default_rng(0).normal(size=(8, 4, 3)).astype(np.float32)
+    x[4:] += 10
+
+    def of_steps(threads, count=None):
+        chain = Chain(OfSteps(count), Flatten(), Dense(12, 2), seed=0)
+        with closing(Trainer(chain, optimizer=SGD(0.1), batch_size=8, threads=threads, techniques=SPLIT)) as trainer:
+            found = [trainer.train_epoch(x, np.arange(8) % 2) for _ in range(2)]
+        return np.concatenate(found), chain.parameters.as_dict()
+
+    (one, of_one), (two, of_two) = of_steps(1), of_steps(2)
+    np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
+    for name, array in of_one.items():
+        np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5)
+    of_steps(1, count=6)
+    with pytest.raises(ShapeError, match="statistics of 6 samples, for a part of 4 of a batch"):
+        of_steps(2, count=6)
+
+
 def test_such_layers_are_named_and_refused_where_a_batch_is_in_parts():
     chain = Chain(Block(deep=True), Dense(3, 2), seed=0)
     assert chain.couples_batch == "block.norm.of.0" and chain.splits

@@ -44,6 +44,7 @@ from py_engine.network import (
     Dropout,
     Embedding,
     Flatten,
+    Layer,
     PermuteDims,
     Reshape,
     Trainer,
@@ -1382,6 +1383,63 @@ def test_a_state_of_accumulated_gradients_that_does_not_fit_changes_nothing(chan
     with pytest.raises(ParameterError, match=r"Trainer\.load_state: (pending|total) is not of this"):
         trainer.load_state({**trainer.state(), "optimizer.steps": np.array(7), **change})
     assert trainer.optimizer.steps == 0
+
+
+@pytest.mark.parametrize("accumulate", [2, 4, 8])
+def test_a_part_of_an_update_is_continued_by_as_many_mini_batches_alone(accumulate):
+    def new(count):
+        return Trainer(Chain(Dense(4, 3), seed=0), batch_size=2, threads=1, accumulate=count)
+
+    first, other = new(4), new(accumulate)
+    x, y = np.ones((2, 4), np.float32), np.array([0, 1])
+    first.train_epoch(x, y)
+    state = first.state()
+    if accumulate == 4:
+        other.load_state(state)
+        other.load_state({name: array for name, array in state.items() if name != "accumulate"})  # an older one
+    else:
+        with pytest.raises(ParameterError, match=f"of an update of 4 mini-batches is not one of {accumulate}"):
+            other.load_state(state)
+    other.load_state(new(4).state())  # of which nothing is pending
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_is_trained_is_decided_when_a_chain_is_made(before):
+    x, y = np.zeros((4, 3), np.int64), np.arange(4) % 2
+    chain = Chain(Embedding(5, 2, trainable=before), Flatten(), Dense(6, 2))
+    chain["embedding"].trainable = not before
+    with pytest.raises(ConfigurationError, match="whether weight is trained was changed after its chain was made"):
+        Trainer(chain, threads=1)
+    chain["embedding"].trainable = before
+    trainer = Trainer(chain, threads=1)
+    trainer.train_epoch(x, y)
+    chain.parameters["embedding.weight"].requires_grad = not before
+    with pytest.raises(ConfigurationError, match=f"embedding.weight has requires_grad = {not before}"):
+        trainer.train_epoch(x, y)
+
+
+def test_settings_of_a_layer_that_a_layer_holds_are_kept_to_as_well():
+    class Holds(Layer):
+        def __init__(self):
+            super().__init__()
+            self.norm = BatchNorm(3)
+
+        def parameters(self):
+            return self.norm.parameters()
+
+        def output_shape(self, input_shape):
+            return input_shape
+
+        def forward(self, x, parameters, training):
+            return self.norm(x, parameters, training)
+
+    chain = Chain(Holds(), Dense(3, 2))
+    trainer = Trainer(chain, threads=1)
+    x, y = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), np.arange(4) % 2
+    trainer.train_epoch(x, y)
+    chain["holds"].norm.momentum = 0.5
+    with pytest.raises(ConfigurationError, match=r"holds\.norm.*momentum was changed from 0\.1 to 0\.5"):
+        trainer.train_epoch(x, y)
 
 
 @pytest.mark.parametrize("settings", [{"betas": (0.5, 0.9)}, {}], ids=["other settings", "the same"])

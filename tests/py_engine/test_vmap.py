@@ -512,6 +512,15 @@ def test_what_draws_and_has_no_rule_is_refused_under_vmap():
         pe.vmap(lambda x: op(x, inside=Draws()))(np.ones((3, 2)))
 
 
+def test_a_loop_that_draws_and_reads_nothing_is_refused_under_vmap(rng):
+    def drawn(x):
+        _, masks = pe.scan(lambda carry, _: (carry, ops.dropout(1.0, 0.5, rng)), None, None, length=3)
+        return x + np.sum(masks)
+
+    with pytest.raises(ConfigurationError, match=r"draws random numbers \('dropout_mask'\) and reads nothing"):
+        pe.vmap(drawn)(np.zeros(4))
+
+
 def test_a_traced_function_is_replayed_for_other_samples(rng):
     compiled = pe.compile(pe.vmap(lambda x, w: np.tanh(x @ w), in_axes=(0, None)))
     for _ in range(3):

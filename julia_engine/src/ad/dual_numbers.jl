@@ -224,13 +224,22 @@ Base.hash(d::Dual, h::UInt) = hash(d.value, h)
 Base.show(io::IO, d::Dual) = print(io, "Dual(", d.value, ", ", partials(d), ")")
 
 # One level is the other's constant: what a binary function does is settled by the types.
-for f in (:<, :<=, :(==), :isless, :isequal)
+for f in (:<, :<=, :(==), :isless)
     @eval @inline Base.$f(a::Dual{N,T,L}, b::Dual{M,S,K}) where {N,T,L,M,S,K} =
         L == K ? $f(a.value, b.value) : L > K ? $f(a.value, b) : $f(a, b.value)
     for R in (:AbstractFloat, :Integer, :Rational, :AbstractIrrational)
         @eval @inline Base.$f(a::Dual, b::$R) = $f(a.value, b)
         @eval @inline Base.$f(a::$R, b::Dual) = $f(a, b.value)
     end
+end
+
+# A key of a dictionary: what was found for another derivative, or for a constant, is not found for this one.
+Base.isequal(a::Dual{N,T,L}, b::Dual{M,S,K}) where {N,T,L,M,S,K} =
+    L == K ? N == M && isequal(a.value, b.value) && all(map(isequal, partials(a), partials(b))) :
+    L > K ? is_still(a) && isequal(a.value, b) : is_still(b) && isequal(a, b.value)
+for R in (:AbstractFloat, :Integer, :Rational, :AbstractIrrational)
+    @eval Base.isequal(a::Dual, b::$R) = is_still(a) && isequal(a.value, b)
+    @eval Base.isequal(a::$R, b::Dual) = is_still(b) && isequal(a, b.value)
 end
 
 for f in (:floor, :ceil, :trunc, :round)
@@ -263,6 +272,7 @@ const BINARY = (
     (:min, :(min(a, b)), :(share(a < b, a == b, y)), :(share(b < a, a == b, y))),
     (:rem, :(rem(a, b)), :(one(y)), :(-round((a - y) / b))),
     (:mod, :(mod(a, b)), :(one(y)), :(-round((a - y) / b))),
+    (:mod1, :(mod1(a, b)), :(one(y)), :(-round((a - y) / b))),
     (:copysign, :(copysign(a, b)), :(sign(a) * sign(y)), :(zero(y))),
     (:flipsign, :(flipsign(a, b)), :(ifelse(signbit(b), -one(y), one(y))), :(zero(y))),
 )

@@ -23,25 +23,33 @@ struct Wait
 end
 (w::Wait)() = (meet!(w.meeting.team); nothing)
 
-"""Run `f()`, which traces the tape of a thread: its sums over the batch are sums over all parts."""
-tracing_part(f, ::Nothing, thread::Int) = f()
-tracing_part(f, meeting::Meeting, thread::Int) = task_local_storage(f, :TwinGradMeeting, (meeting, thread))
+"""Run `f()`, which traces the tape of a thread, of so many samples: its sums over the batch are sums over all parts."""
+tracing_part(f, ::Nothing, thread::Int, samples::Int) = f()
+tracing_part(f, meeting::Meeting, thread::Int, samples::Int) = task_local_storage(f, :TwinGradMeeting, (meeting, thread, samples))
 
-current_meeting() = get(task_local_storage(), :TwinGradMeeting, nothing)::Union{Nothing,Tuple{Meeting,Int}}
+current_meeting() = get(task_local_storage(), :TwinGradMeeting, nothing)::Union{Nothing,Tuple{Meeting,Int,Int}}
 
 """The sum of `x` over all parts of the batch; `x` itself where the batch is not split."""
 function sum_of_parts(x::Tensor)
     here = current_meeting()
     here === nothing && return x
-    meeting, thread = here
+    meeting, thread, _ = here
     number = meeting.sums[thread] += 1
     return AD.apply(SUM_OF_PARTS, Tensor[x], AD.attributes(:meeting => meeting, :thread => thread, :number => number))
 end
 
-"""The number of samples of the whole batch that `x` (..., samples) is one, or a part, of."""
+"""
+How many samples there would be along the last axis of `x` (..., samples) for the whole batch, of which it is computed of all, or of
+a part. It may hold several for each sample of the batch, such as its steps in time.
+"""
 function samples_of(x::Tensor)
     here = current_meeting()
-    return here === nothing ? x.dims[end] : here[1].samples
+    here === nothing && return x.dims[end]
+    meeting, _, samples = here
+    several, rest = divrem(x.dims[end], samples)
+    rest == 0 || throw(ShapeError("statistics of $(x.dims[end]) samples, for a part of $samples of a batch, are not those of a whole " *
+        "one; switch the technique split_batch off"))
+    return several * meeting.samples
 end
 
 """The numbers of the sums that a tape meets the others for, in order."""

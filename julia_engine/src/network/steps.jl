@@ -132,7 +132,7 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
         append!(found, gradients(Tensor[value], Tensor[AD.literal(T, 1)], trained_tensors(parameters)))
         return value
     end
-    value, nodes = AD.@entering techniques=techniques tracing_part(() -> AD.tracing(traced_part), meeting, thread)
+    value, nodes = AD.@entering techniques=techniques tracing_part(() -> AD.tracing(traced_part), meeting, thread, count)
     outputs, results, lookups = Tensor[value], Dict{Int,Any}(), Tuple{Int,Tensor,Int}[]
     parts = memories(trainable_part(layout), gradient)
     for i in eachindex(found)
@@ -236,6 +236,16 @@ function meet_in!(team::Team, batches::Vector{<:Shard}...)
     end
 end
 
+"""Whether new states of layers depend on the part's own samples, not on sums over all parts of the batch."""
+function keeps_of_its_samples(shard::Shard)
+    program = shard.tape.program
+    of_samples = Set{UInt}(objectid(x) for x in program.inputs[1:2])  # samples and targets
+    for e in program.equations
+        e.op !== SUM_OF_PARTS && any(x -> objectid(x) in of_samples, e.inputs) && union!(of_samples, map(objectid, e.outputs))
+    end
+    return any(x -> objectid(x) in of_samples, program.outputs[end-length(shard.states)+1:end])
+end
+
 """Let the new states of layers take the place of the old ones."""
 @inline function keep_states!(shard::Shard{T}) where {T}
     for (to, from, n) in shard.states
@@ -273,7 +283,10 @@ end)
 
 # Without replay, or sample by sample: for ablations ---------------------------------------------------------------------
 
-"""Record, differentiate and forget at every step, as an engine without a graph to replay does; return the loss."""
+"""
+Record, differentiate and forget at every step, as an engine without a graph to replay does; return the loss, and the new states of
+layers, which are to be kept once the step has been made.
+"""
 function eager_step!(chain::Chain, objective, x::Array, y::Array, gradient::Vector)
     news = Tuple{Int,Tensor}[]
     loss = objective(applied(chain, chain.parameters.tensors, Constant(x), true, news), Constant(y))
@@ -283,8 +296,7 @@ function eager_step!(chain::Chain, objective, x::Array, y::Array, gradient::Vect
     for (g, part) in zip(found, views(trainable_part(chain.parameters.layout), gradient))
         g === nothing || (part .= value(g))
     end
-    isfinite(item(loss)) && keep_state!(chain.parameters, news)
-    return Float64(item(loss))
+    return Float64(item(loss)), news
 end
 
 """One pass for each sample of the batch, the gradients accumulated, as without vectorisation; return the loss."""

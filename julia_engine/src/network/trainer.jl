@@ -398,7 +398,7 @@ const STREAMS_WITH_STEPS = -1
 All that a checkpoint needs beside the parameters and the settings, as copies: `(numbers, first, second, total)`. The
 numbers are the updates and the mini-batches since the last one, $STREAMS_WITH_STEPS, and for each dropout layer how
 many numbers its streams have, and these: see `STREAM_NUMBERS`. The vectors are the optimizer's own, called `names`, and what
-is accumulated of an update.
+is accumulated of an update of `accumulate` mini-batches.
 
 A new trainer of the same chain and settings that has the same parameters and takes this over by [`load_state!`](@ref)
 continues bit for bit as this one would. With a communicator it is the state of this process, whose streams are its own.
@@ -412,7 +412,7 @@ function training_state(trainer::Trainer)
         append!(push!(numbers, length(found)), found)
     end
     return (numbers=numbers, first=copy(trainer.state.first), second=copy(trainer.state.second), total=copy(trainer.total),
-        names=state_names(trainer.optimizer))
+        names=state_names(trainer.optimizer), accumulate=trainer.accumulate)
 end
 
 dropouts(chain::Chain) = Dropout[layer for (_, layer) in held_layers(chain.layers, Dropout)]
@@ -426,6 +426,8 @@ nothing, if it does not fit.
 function load_state!(trainer::Trainer{T}, state) where {T}
     suit!(trainer.state, trainer.optimizer, length(trainer.gradient))
     hasproperty(state, :names) && state.names != state_names(trainer.optimizer) && throw(unfit_state())
+    hasproperty(state, :accumulate) && get(state.numbers, 2, 0) > 0 && state.accumulate != trainer.accumulate &&
+        throw(ParameterError("load_state!: a part of an update of $(state.accumulate) mini-batches is not one of $(trainer.accumulate)"))
     all(part -> isempty(part) || eltype(part) === T, (state.first, state.second, state.total)) || throw(unfit_state())
     numbers = state.numbers
     steps = get(numbers, 3, 0) == STREAMS_WITH_STEPS
@@ -936,6 +938,7 @@ function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, fir
         for step in first:last
             start = (step - 1) * trainer.batch_size
             count = min(trainer.batch_size, data.rows - start)
+            news = Tuple{Int,Tensor}[]
             if trainer.techniques.replay
                 single_shard!(trainer)
                 trains!(trainer.streams, ONE_BY_ONE)
@@ -944,11 +947,12 @@ function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, fir
                 x = Array{input_type(trainer)}(undef, trainer.input..., count)
                 y = Array{target_type(trainer)}(undef, target_size(trainer)..., count)
                 gather!(address(x), address(y), data, start, count)
-                loss = eager_step!(trainer.chain, objective(trainer), x, y, trainer.gradient)
+                loss, news = eager_step!(trainer.chain, objective(trainer), x, y, trainer.gradient)
             end
             unsafe_store!(losses, loss, step)
             isfinite(loss) && all_finite(trainer.gradient) || return step
             if trainer.accumulate > 1
+                trainer.pending + 1 == trainer.accumulate || keep_state!(trainer.parameters, news)
                 trainer.total .+= trainer.gradient ./ trainer.accumulate
                 trainer.pending += 1
                 trainer.pending == trainer.accumulate || continue
@@ -959,6 +963,7 @@ function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, fir
             finally
                 trainer.accumulate > 1 && fill!(trainer.total, 0)
             end
+            keep_state!(trainer.parameters, news)
         end
     finally
         set_blas_threads(before)
@@ -1097,7 +1102,7 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     couples = any(e -> e.op.couples_batch && e.op !== SUM_OF_PARTS, shards[1].tape.program.equations)
     orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
     # What a layer keeps of a batch without sums over it would be of one part.
-    keeps = !couples_batch(trainer.chain) && any(shard -> !isempty(shard.states), shards)
+    keeps = any(keeps_of_its_samples, shards)
     keeps && trainer.communicator !== nothing && throw(ConfigurationError("Trainer: a layer keeps statistics of a whole batch, of " *
         "which each process would have a part: train it in one process"))
     # Parts of other orders would wait for each other.
@@ -1118,6 +1123,8 @@ function single_shard!(trainer::Trainer{T}) where {T}
         forget_traced!(trainer.streams)
         trainer.single = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
             target_type(trainer), 1, 1, zeros(T, length(trainer.gradient)), trainer.techniques)[1]
+        isempty(trainer.single.states) || throw(ConfigurationError("Trainer: a layer keeps statistics of a whole batch, of which there " *
+            "is one sample at a time: switch the technique batched on"))
         keep_traced!(trainer.streams, ONE_BY_ONE)
     end
     return trainer.single::Shard{T}

@@ -109,7 +109,12 @@ def tensors_of(given: Sequence[Any]) -> list[Tensor]:
     def is_number(x: Any) -> bool:
         return isinstance(x, (float, int)) and not isinstance(x, bool)
 
-    return [x if isinstance(x, Tensor) else Tensor(np.asarray(x, floats if is_number(x) else None)) for x in leaves]
+    return [x if isinstance(x, Tensor) else _leaf(np.asarray(x, floats if is_number(x) else None)) for x in leaves]
+
+
+def _leaf(array: Array) -> Tensor:
+    """Return an array as a tensor; what holds no numbers as a symbol, which `check_dtypes` refuses by its name."""
+    return Tensor(array) if array.dtype.kind in "fiub" else Tensor.symbol(array.shape, array.dtype)
 
 
 def check_dtypes(function: str, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
@@ -169,7 +174,7 @@ def _traced(
         new = [like(x, kind) for x, kind in zip(new_leaves, old, strict=True)]
         floats = next((x.dtype for x in (*old, *elements) if x.dtype in FLOATS), np.dtype(np.float64))
         ys = [
-            y if isinstance(y, Tensor) else Tensor(plain_array(y, floats if isinstance(y, float) else None))
+            y if isinstance(y, Tensor) else _leaf(plain_array(y, floats if isinstance(y, float) else None))
             for y in y_leaves
         ]
     check_dtypes("scan", ys, [f"the output{path} that the function returned" for path in paths(y_structure)])

@@ -299,6 +299,7 @@ def searchsorted(a: Operand, v: Operand, side: str = "left", sorter: Operand | N
 def rows_of(function: str, a: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...], Shape]:
     """Return `a` with the axes made one, the last; the axes; and the shape of the others."""
     x = as_tensor(a)
+    watch_setting(axis)
     axes = normalize_axes(tuple(axis) if isinstance(axis, list) else axis, x.ndim)
     others = tuple(d for d in range(x.ndim) if d not in axes)
     shape = tuple(x.shape[d] for d in others)
@@ -400,6 +401,7 @@ def weights_of_rows(function: str, x: Tensor, w: Tensor, axis: Axis) -> Tensor:
     """
     if w.shape == x.shape:
         return w
+    watch_setting(axis)
     given = [] if axis is None else [*axis] if isinstance(axis, (tuple, list)) else [axis]
     axes = normalize_axes(tuple(given), x.ndim)
     in_order = [whole(d, "the axis") % x.ndim for d in given]  # that of the axes of the weights

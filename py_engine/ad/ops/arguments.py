@@ -92,6 +92,7 @@ def whole(value: Any, what: str) -> int:
     """
     if value.__class__ is int:
         return int(value)
+    watch_setting(value)
     try:
         if not isinstance(value, (bool, np.bool_)):
             return operator.index(value)

@@ -53,6 +53,7 @@ from py_engine.ad.ops.shape import (
     concatenate,
     diagonal,
     expand_dims,
+    flip,
     leading,
     moveaxis,
     part_of,
@@ -542,7 +543,7 @@ def _svd_by_eigh(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The singular value decomposition of symmetric matrices, of which the lower triangle is read, as numpy finds it:
     the values are those of the eigenvalues, and v has the vectors of u with the eigenvalues' signs."""
     values, vectors = EIGH.apply_several((_lower("svd", x, "L"),), {"UPLO": "L"})
-    falling = argsort(-abs(values))
+    falling = flip(argsort(abs(values)), -1)
     values, u = take_along_axis(values, falling), take_along_axis(vectors, expand_dims(falling, -2))
     return u, abs(values), _transposed(u * expand_dims(sign(values), -2))
 
@@ -824,7 +825,12 @@ def _vector_norm(x: Tensor, ord: Any, axes: tuple[int, ...], keepdims: bool) -> 
         return sum(abs(x), axes, keepdims=keepdims)
     if not isinstance(ord, (int, float, np.integer, np.floating)) or isinstance(ord, bool):
         raise ConfigurationError(f"norm: {ord!r} is no norm of vectors")
-    return sum(abs(x) ** float(ord), axes, keepdims=keepdims) ** (1 / float(ord))
+    powers = sum(abs(x) ** float(ord), axes, keepdims=keepdims)
+    if ord < 0:
+        return powers ** (1 / float(ord))
+    # At zero the root's derivative is infinite; 0 is one of the norm's there.
+    zero = equal(powers, 0)
+    return where(zero, 0, where(zero, 1, powers) ** (1 / float(ord)))
 
 
 def _matrix_norm(x: Tensor, ord: Any, axes: tuple[int, int], keepdims: bool) -> Tensor:

@@ -50,6 +50,7 @@ from py_engine.ad.op import (
 )
 from py_engine.ad.ops.arguments import UFUNC_DEFAULTS, as_dtype, refuse, whole
 from py_engine.ad.ops.shape import is_one, leading
+from py_engine.ad.state import STATE
 from py_engine.ad.tensor import FLOATS, NO_VALUE, Array, Literal, Operand, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 
@@ -788,9 +789,17 @@ def _invert(x: Operand, /) -> Tensor:
 # Conversions ----------------------------------------------------------------------------------------------
 
 
+def _infer_astype(x: Tensor, dtype: Any) -> tuple[Shape, Any]:
+    if x.level and dtype.kind == "f" and dtype not in FLOATS and STATE.grad_enabled:
+        raise DTypeError(
+            f"gradients flow through float32 and float64, not {dtype}; convert stop_gradient(x), which has none"
+        )
+    return x.shape, dtype
+
+
 ASTYPE: Op = define(
     name="astype",
-    infer=lambda x, dtype: (x.shape, dtype),
+    infer=_infer_astype,
     kernel=lambda x, out, dtype: np.copyto(out, x, casting="unsafe"),
     vjp=(lambda g, y, x, dtype: astype(g, x.dtype),),
     jvp=lambda t, y, x, dtype: astype(t[0], dtype),

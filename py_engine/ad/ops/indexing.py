@@ -326,7 +326,10 @@ def _axes_used(item: Any) -> int:
 
 def _integer_arrays(item: Any, lengths: Shape) -> list[Tensor]:
     """Return an advanced index as integer arrays, one per axis; `lengths` are those of the axes it can speak of."""
-    array = item if isinstance(item, Tensor) else Tensor(np.asarray(item))
+    given = item if isinstance(item, Tensor) else np.asarray(item)
+    if given.size and given.dtype.kind not in "iub":
+        raise DTypeError(f"getitem: an index must be of integers or booleans, got {given.dtype}")
+    array = given if isinstance(given, Tensor) else Tensor(given)
     if array.dtype == np.bool_:
         if not array.shape or array.shape != lengths[: array.ndim]:
             raise ShapeError(
@@ -347,7 +350,7 @@ def _integer_arrays(item: Any, lengths: Shape) -> list[Tensor]:
         watch(item, "an index list")
     if array.size == 0 and not isinstance(item, Tensor):
         array = Tensor(np.zeros(array.shape, np.intp))
-    if not np.issubdtype(array.dtype, np.integer):
+    if not np.issubdtype(array.dtype, np.integer):  # a tensor without elements
         raise DTypeError(f"getitem: an index must be of integers or booleans, got {array.dtype}")
     return [array]
 

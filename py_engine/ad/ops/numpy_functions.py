@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from py_engine.ad.mutation import watch_setting
 from py_engine.ad.op import (
     NUMPY,
     as_floats,
@@ -19,6 +20,7 @@ from py_engine.ad.op import (
     elementwise,
     float_only,
     implements,
+    in_float64,
     in_one_dtype,
     infer_number,
 )
@@ -638,13 +640,13 @@ def _interp(
     right: Operand | None = None,
     period: Operand | None = None,
 ) -> Tensor:
-    at, places, values = [astype(part, np.float64) for part in as_floats(x, xp, fp)]  # numpy's computes in nothing else
+    at, places, values = [in_float64(part) for part in (x, xp, fp)]  # numpy's computes in nothing else
     if places.ndim != 1 or values.shape != places.shape or not places.size:
         raise ShapeError(f"interp: xp and fp must be vectors of one length, got {places.shape} and {values.shape}")
     if period is not None:
         return _interp(*_over_a_period(at, places, values, period))
     n = places.size
-    sides = [values[i] if s is None else astype(as_tensor(s), at.dtype) for i, s in ((0, left), (n - 1, right))]
+    sides = [values[i] if s is None else in_float64(s) for i, s in ((0, left), (n - 1, right))]
     below = astype(SEARCHSORTED(places, at, side="right"), at.dtype)
     index = astype(NUMPY[np.clip](below - 1, 0, builtins.max(n - 2, 0)), np.intp)
     if n == 1:
@@ -807,6 +809,7 @@ def _argpartition(
 def _insert(arr: Operand, obj: int | slice | Sequence[int], values: Operand, axis: int | None = None) -> Tensor:
     if isinstance(obj, Tensor):
         raise NotDifferentiableError("insert: the places must be numbers or an array, got a tensor; pass x.numpy()")
+    watch_setting(obj)
     x, new = as_tensors((arr, values))
     x, new = (x, astype(new, x.dtype)) if x.dtype.kind in "iub" else in_one_dtype((x, new))
     places = np.arange(x.size + new.size)
@@ -933,7 +936,7 @@ def _logspace(
 def _geomspace(
     start: Operand, stop: Operand, num: int = 50, endpoint: bool = True, dtype: DTypeLike | None = None, axis: int = 0
 ) -> Tensor:
-    first, last = (astype(end, np.float64) for end in as_floats(start, stop))  # as numpy computes
+    first, last = in_float64(start), in_float64(stop)  # as numpy computes
     for end in (first, last):
         check_values("geomspace", end, "no zero", "a geometric sequence cannot begin or end with zero")
     side = sign(first)

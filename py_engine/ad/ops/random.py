@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from py_engine.ad.op import Call, Op, Scratch, as_tensor, define, float_only, per_element
+from py_engine.ad.ops.arguments import is_real, shown
 from py_engine.ad.ops.shape import leading
 from py_engine.ad.tensor import Array, Operand, Tensor
 from py_engine.errors import ConfigurationError
@@ -42,9 +43,9 @@ def dropout(x: Operand, rate: float, generator: np.random.Generator) -> Tensor:
     Source: Srivastava et al., "Dropout", JMLR 15 (2014), in the inverted form that needs nothing at evaluation.
 
     Raises:
-        ConfigurationError: `rate` is not in [0, 1).
+        ConfigurationError: `rate` is no number, such as an array, or not in [0, 1).
     """
-    if not 0 <= rate < 1:
-        raise ConfigurationError(f"dropout: the rate must be at least 0 and below 1, got {rate}")
+    if not is_real(rate) or not 0 <= rate < 1:
+        raise ConfigurationError(f"dropout: the rate must be a number, at least 0 and below 1, got {shown(rate)}")
     x = as_tensor(x)
-    return x if rate == 0 else x * DROPOUT_MASK(x, rate=rate, generator=generator)
+    return x if rate == 0 else x * DROPOUT_MASK(x, rate=float(rate), generator=generator)

@@ -19,6 +19,7 @@ from py_engine.ad.op import (
     elementwise,
     float_only,
     implements,
+    in_float64,
     infer_elementwise,
     no_gradient,
     per_element,
@@ -116,12 +117,7 @@ _FLOAT_POWER = elementwise(  # numpy's takes no square root where the exponent i
 
 @implements(np.float_power)
 def _float_power(x1: Operand, x2: Operand, /) -> Tensor:
-    # Each by itself: a number beside float32 would be rounded to that first.
-    a, b = as_tensor(x1), as_tensor(x2)
-    for x in (a, b):
-        if x.dtype.kind == "f":
-            float_only(x.dtype)
-    return _FLOAT_POWER(astype(a, np.float64), astype(b, np.float64))
+    return _FLOAT_POWER(in_float64(x1), in_float64(x2))
 
 
 # Bessel functions -------------------------------------------------------------------------------------------
@@ -316,6 +312,8 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
             found = part_of(x, axis, 0, 1)
             for k in range(1, x.shape[axis]):
                 found = function(found, part_of(x, axis, k, k + 1))
+            if x.shape[axis] == 1:
+                found = function(found, 1)  # in the dtype of a quotient
         else:
             found = _combined(function, x, axis)
             if ufunc in FROM_ZERO and x.shape[axis] == 1:  # more elements are combined with 0 without effect

@@ -186,9 +186,12 @@ straight line, at places that `alpha` and `beta` say as for arrays; NaN where an
 derivative: at an element the one towards larger shares, at the last one towards smaller ones.
 """
 Statistics.quantile(x::Tensor, q::Union{Real,Tensor}; dims=:, alpha::Real=1.0, beta::Real=alpha, kinds...) =
-    (refuse_keywords("quantile", kinds); quantile_of(sorted_columns(x, dims)..., q, alpha, beta))
+    (refuse_keywords("quantile", kinds); check_places(alpha, beta); quantile_of(sorted_columns(x, dims)..., q, alpha, beta))
 Statistics.quantile(x::AbstractArray{<:Real}, q::Tensor; kinds...) = quantile(as_tensor(x), q; kinds...)
 Statistics.quantile(x::AbstractVector{<:Real}, q::Tensor; kinds...) = quantile(as_tensor(x), q; kinds...)
+
+check_places(alpha::Real, beta::Real) = 0 <= alpha <= 1 && 0 <= beta <= 1 ||
+    throw(ConfigurationError("quantile: alpha and beta must be between 0 and 1, got $alpha and $beta"))
 
 """How far along `n` elements a share lies, from 1 for the first one."""
 place_of(q, n::Int, alpha::Real, beta::Real) = alpha == beta == 1 ? ADD(MUL(n - 1, q), 1) : ADD(MUL(q, n + 1 - alpha - beta), alpha)

@@ -3,10 +3,11 @@
 # Elementary functions -------------------------------------------------------------------------------------------------
 
 """
-Sine and cosine of an angle of which a quarter turn is `quarter`: what is left of whole quarter turns is small, so that they are
-exact there.
+Sine and cosine of an angle of which a quarter turn is `quarter`: whole turns are taken off without rounding, and what is left of
+whole quarter turns is small, so that they are exact there.
 """
 function turned_by(x::Tensor, quarter::Real)
+    x = FMOD(x, 4 * quarter)
     whole_ = ROUND(DIV(x, quarter))
     rest = MUL(SUB(x, MUL(whole_, quarter)), pi / 2 / quarter)
     turns, s, c = MOD(whole_, 4), SIN(rest), COS(rest)
@@ -190,6 +191,17 @@ Base.size(x::StructuredTensor, d::Integer) = d <= 2 ? size(x)[d] : 1
 Base.ndims(x::StructuredTensor) = 2
 Base.length(x::StructuredTensor) = prod(size(x))
 Base.Matrix(x::StructuredTensor) = as_tensor(x)
+
+# Equality of values, as that of tensors.
+dense(x::StructuredTensor) = as_tensor(x)
+dense(x) = x
+for (A, B) in ((:StructuredTensor, :StructuredTensor), (:StructuredTensor, :Tensor), (:Tensor, :StructuredTensor),
+    (:StructuredTensor, :AbstractArray), (:AbstractArray, :StructuredTensor))
+    @eval Base.:(==)(a::$A, b::$B) = dense(a) == dense(b)
+    @eval Base.isapprox(a::$A, b::$B; kinds...) = isapprox(dense(a), dense(b); kinds...)
+end
+Base.:(==)(x::AnyTensor, s::UniformScaling) = ndims(x) == 2 && size(x, 1) == size(x, 2) && x == Matrix(s, size(x)...)
+Base.:(==)(s::UniformScaling, x::AnyTensor) = x == s
 Base.transpose(x::StructuredTensor) = x
 Base.adjoint(x::StructuredTensor) = x
 Base.getindex(x::StructuredTensor, places...) = as_tensor(x)[places...]
