@@ -189,14 +189,14 @@ def test_a_state_of_another_rule_that_keeps_as_many_arrays_is_refused(
     x, y = random_data(network, ROWS)
     for name in ("numpy", "julia"):
         for one, other in (pair for rule in rules.values() for pair in (rule, rule[::-1])):
-            sessions = [
-                session_of(name, network, random_params(network), optimizer, BATCH) for optimizer in (one, other)
-            ]
-            sessions[0].train_epoch(x, y, np.arange(ROWS))
-            before = sessions[1].params()
+            first = session_of(name, network, random_params(network), one, BATCH)
+            first.train_epoch(x, y, np.arange(ROWS))
+            state = first.state()
+            second = session_of(name, network, random_params(network), other, BATCH)
+            before = second.params()
             with pytest.raises(ParameterError):
-                sessions[1].load_state(sessions[0].state())
-            for key, array in sessions[1].params().items():
+                second.load_state(state)
+            for key, array in second.params().items():
                 np.testing.assert_array_equal(array, before[key])
     julia = session_of("julia", network, random_params(network), rules[2][0], BATCH)
     older = {key: array for key, array in julia.state().items() if key != "rule"}

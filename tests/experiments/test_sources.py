@@ -96,6 +96,7 @@ MEASURES["growth"] = (
     *(name for name in MEASURES["sizes"] if name not in (MEASURES["race"][0], "experiments/measures/sizes.py")),
     *(f"experiments/measures/growth.{end}" for end in ("py", "jl")),
     *("julia_engine/Project.toml", "julia_engine/src/*", "julia_engine/ext/*", *LIBJULIA),  # its graphs in Julia
+    "bridge/libjulia/sysimage.py",
     *("bridge/libjulia/probe.jl", "bridge/libjulia/runtime.jl"),
     "experiments/machine.py",  # the caches
     "experiments/testing.py",  # the interval of a ratio
