@@ -35,7 +35,7 @@ class Meeting:
 
     @contextmanager
     def tracing(self, thread: int, samples: int) -> Iterator[None]:
-        """Trace the tape of this thread, of so many samples, inside: sums over the batch are sums over all parts."""
+        """Trace the tape of this thread for `samples` samples inside: sums over the batch are sums over all parts."""
         _CURRENT.meeting, _CURRENT.thread, _CURRENT.samples = self, thread, samples
         try:
             yield

@@ -23,7 +23,7 @@ struct Wait
 end
 (w::Wait)() = (meet!(w.meeting.team); nothing)
 
-"""Run `f()`, which traces the tape of a thread, of so many samples: its sums over the batch are sums over all parts."""
+"""Run `f()`, which traces the tape of a thread for `samples` samples: its sums over the batch are sums over all parts."""
 tracing_part(f, ::Nothing, thread::Int, samples::Int) = f()
 tracing_part(f, meeting::Meeting, thread::Int, samples::Int) = task_local_storage(f, :TwinGradMeeting, (meeting, thread, samples))
 
