@@ -10,15 +10,17 @@ import dataclasses
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bridge import registry
 from bridge.errors import JuliaUnavailableError
 from bridge.julia import Status
-from bridge.libjulia import environment, start
+from bridge.libjulia import engine, environment, start
 from bridge.libjulia import sysimage as images
 from bridge.libjulia.find import Julia
+from bridge.libjulia.runtime import EMBEDDED, JULIACALL
 from contrib import sysimage
 
 COMPILE = """#!/bin/sh
@@ -180,3 +182,19 @@ def test_the_command(stand_in: Julia, capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(sysimage, "build", fail)
     assert sysimage.main(["--again"]) == 2
     assert capsys.readouterr().err == "error: no C compiler\n"
+
+
+@pytest.mark.parametrize(
+    ("image", "backend", "compiles"), [("x.so", EMBEDDED, False), ("x.so", JULIACALL, True), (None, EMBEDDED, True)]
+)
+def test_the_engine_is_compiled_beforehand_unless_julia_starts_with_it_in_an_image(
+    image: str | None, backend: str, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    found = object()
+    monkeypatch.setattr(start, "status", lambda: SimpleNamespace(julia=found))
+    monkeypatch.setattr(start, "backend", lambda julia: backend)
+    monkeypatch.setattr(images, "usable", lambda julia: (image, ""))
+    monkeypatch.setattr(engine, "compile_engine", asked.append)
+    engine.prepare()
+    assert asked == [found] * compiles
