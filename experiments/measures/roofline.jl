@@ -2,15 +2,15 @@
 # the dtype, how many samples to take, of about how many seconds each, and the bytes of the arrays to be read and written.
 # It prints lines of a name and numbers. Of each rate the best sample counts.
 
-using Base.Threads: @threads, nthreads
+using Base.Threads: @threads, Atomic, atomic_add!, nthreads
 
 const SAMPLES = parse(Int, ARGS[2])
 const SECONDS = parse(Float64, ARGS[3])
 
 # Seconds of a call: the best of the samples, each the mean over as many calls as take about SECONDS.
-function best(call)
+function best(call, left=SAMPLES)
     call(1)
-    count, left, found = 1, SAMPLES, Inf
+    count, found = 1, Inf
     while left > 0
         start = time_ns()
         call(count)
@@ -71,14 +71,24 @@ function calls(pointer::Ptr{Cvoid}, count)
     return n
 end
 
-# The sum over the threads of `amount` a second, each with its own array.
+# The `amount` of all threads a second, each with its own array, at the same time: a sample begins in all of them at once, and
+# the slowest one tells how long it took.
 function together(run, amount, ::Type{T}, length) where {T}
-    rates = zeros(nthreads())
+    arrays = [zeros(T, length) for _ in 1:nthreads()]
+    count = max(1, floor(Int, SECONDS / best(count -> repeated(() -> run(arrays[1]), count), 1)))
+    took, arrived = zeros(SAMPLES, nthreads()), Atomic{Int}(0)
     @threads for k in 1:nthreads()
-        a = zeros(T, length)
-        rates[k] = amount(a) / best(count -> repeated(() -> run(a), count))
+        for sample in 1:SAMPLES
+            atomic_add!(arrived, 1)
+            while arrived[] < sample * nthreads()
+                GC.safepoint()
+            end
+            start = time_ns()
+            repeated(() -> run(arrays[k]), count)
+            took[sample, k] = (time_ns() - start) / 1e9
+        end
     end
-    return sum(rates)
+    return sum(amount, arrays) * count / minimum(maximum(took; dims=2))
 end
 
 function main(::Type{T}) where {T}

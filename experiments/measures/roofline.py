@@ -10,11 +10,12 @@ The limit of a step is one call and, of two times, the longer one:
   rows that were looked up in a table or are added into one, since equal rows need be multiplied only once.
 - that of the *bytes* that have to move: each row of the mini-batch is read once; each trained parameter, and each
   number that the optimizer keeps for it, is read and written once. Activations, gradients and parameters that are not
-  trained may stay in registers, and don't count. The rate is the highest that was measured of reading, copying or
-  updating arrays as large as parameters and state together, or larger: the level of the caches in which they lie.
+  trained may stay in registers, and don't count; nor do matrices of which only rows are looked up, where the optimizer
+  allows the other rows to be updated later. The rate is the highest that was measured of reading, copying or updating
+  arrays as large as parameters and state together, or larger: the level of the caches in which they lie.
 
-Both times may pass at once, so that only the longer one counts. A step that gives the right parameters after every
-mini-batch, and computes its products term by term in its dtype, can't be faster, however it is fused or ordered.
+Both times may pass at once, so that only the longer one counts. A step that gives the right parameters, and computes
+its products term by term in its dtype, can't be faster, however it is fused or ordered.
 Algorithms with fewer multiplications can: ours have Winograd's for convolutions, with a quarter of them at least. In
 a race a step of theirs below that part of its limit is an error; a step of another framework is shown as it is.
 
@@ -31,6 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,9 @@ SIZES = tuple(2**power for power in range(14, 27, 2))
 
 PRODUCTS = (128, 256, 512, 768, 1024)
 """Rows and columns of the matrices that are multiplied."""
+
+_LINE = 64
+"""Bytes of a cache line."""
 
 SAMPLES, SECONDS = 5, 0.01
 """Samples of each rate, of which the best counts, and about how many seconds each takes."""
@@ -98,10 +103,11 @@ def work_of(task: Task) -> Work:
     chain, program, trained = _traced(task)
     x = program.inputs[0]
     rule = network.OPTIMIZERS[task.optimizer.name](**task.optimizer.settings())
-    whole = bool(rule.state_names) or rule.weight_decay > 0  # else nothing changes where the gradient is zero
+    later = rule.weight_decay == 0 and (not rule.state_names or getattr(rule, "allows_lazy_updates", False))
     kept = 1 + len(rule.state_names)
     zeros, needless = skipped(program), unread(program)
-    changed = [whole or zeros.get(id(g), 0.0) < 1 for g in program.outputs[1 : 1 + len(trained)]]
+    # Rows without a gradient don't change, or may change when they are looked up.
+    changed = [not later or zeros.get(id(g), 0.0) < 1 for g in program.outputs[1 : 1 + len(trained)]]
     tensors = [chain.parameters[name] for name in trained]
     state = kept * sum(nbytes(x) for x, all_of_it in zip(tensors, changed, strict=True) if all_of_it)
     elements = sum(x.size for x in tensors)
@@ -330,33 +336,47 @@ def _product(n: int, dtype: str, samples: int, seconds: float) -> float:
 
 
 def _bandwidth(size: int, threads: int, samples: int, seconds: float) -> float:
-    """Bytes a second that threads read and write, each in arrays of `size` bytes: copied, or read alone."""
-    found = []
-    for kind in ("copy", "read"):
-        barrier, rates = threading.Barrier(threads), [0.0] * threads
+    """Bytes a second that threads read and write at the same time, each in an array of `size` bytes: copied, or read.
 
-        def run(k: int, kind: str = kind, barrier: threading.Barrier = barrier, rates: list[float] = rates) -> None:
-            memory = np.zeros(size, np.uint8)
-            rows = max(1, 2**20 // size)  # in one call several times over the same memory
-            half = memory.size // 2
-            shape, strides = (rows, half), (0, 1)
-            source, target = (
-                np.lib.stride_tricks.as_strided(part, shape, strides) for part in (memory[:half], memory[half:])
-            )
-            number = memory.view(np.int64)
+    A sample begins in all threads at once, and the slowest one tells how long it took.
+    """
+    # In one call several times over nearly the same memory: a cache line further each time, a quarter of it in all.
+    rows = max(1, min(2**20 // size, size // (4 * _LINE)))
+    half = size // 16 * 8
+    calls: dict[str, list[Callable[[], object]]] = {"copy": [], "read": []}
+    for _ in range(threads):
+        # Written to: of memory that is zero from the start, all pages are one.
+        memory = np.ones((size + 2 * _LINE * rows) // 8, np.int64)
+        source, target = (
+            np.lib.stride_tricks.as_strided(part, (rows, half // 8), (_LINE, 8))
+            for part in (memory, memory[half // 8 + _LINE * rows // 8 :])
+        )
+        whole = np.lib.stride_tricks.as_strided(memory, (rows, size // 8), (_LINE, 8))
+        calls["copy"].append(partial(np.copyto, target, source))
+        calls["read"].append(whole.max)
+    moved = {"copy": 2 * half * rows, "read": size // 8 * 8 * rows}
+    return max(threads * moved[kind] / _together(calls[kind], samples, seconds) for kind in calls)
+
+
+def _together(calls: Sequence[Callable[[], object]], samples: int, seconds: float) -> float:
+    """The least seconds of calls that are made at the same time, one in each thread, again and again."""
+    count = max(1, int(seconds / _best(calls[0], 1, seconds)))
+    barrier, took = threading.Barrier(len(calls)), [[0.0] * samples for _ in calls]
+
+    def run(k: int) -> None:
+        for sample in range(samples):
             barrier.wait()
-            if kind == "copy":
-                rates[k] = rows * 2 * half / _best(lambda: np.copyto(target, source), samples, seconds)
-            else:
-                rates[k] = memory.size / _best(lambda: number.max(), samples, seconds)
+            start = time.perf_counter()
+            for _ in range(count):
+                calls[k]()
+            took[k][sample] = time.perf_counter() - start
 
-        team = [threading.Thread(target=run, args=(k,)) for k in range(threads)]
-        for thread in team:
-            thread.start()
-        for thread in team:
-            thread.join()
-        found.append(sum(rates))
-    return max(found)
+    team = [threading.Thread(target=run, args=(k,)) for k in range(len(calls))]
+    for thread in team:
+        thread.start()
+    for thread in team:
+        thread.join()
+    return min(map(max, zip(*took, strict=True))) / count
 
 
 def _best(call: Callable[[], object], samples: int, seconds: float) -> float:

@@ -19,8 +19,16 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from py_engine.ad.compile.products import bytes_of, dtypes_of_products, is_product, touch_buffers
+from py_engine.ad.compile.products import (
+    bytes_of,
+    dtypes_of_products,
+    is_one_product,
+    is_product,
+    operations,
+    touch_buffers,
+)
 from py_engine.ad.compile.tape import Cost, Tape, rewritten
+from py_engine.ad.memory import stretches
 from py_engine.ad.op import Call, Equation
 from py_engine.ad.program import Program, prune, traced, tracing
 from py_engine.ad.reverse import gradients
@@ -221,11 +229,14 @@ class Replay:
             for calls, more in (*zip(self._leave, leave, strict=True), *zip(added, add, strict=False)):
                 calls += more
         self._add = [partial(_call_all, calls) for calls in added if calls]
-        self._dense = [
-            (first.gradient.vector[part], shard.gradient.vector[part])
-            for shard in others
-            for part in _dense_parts(first.gradient.layout, first.rows)
-        ]
+        # The sum of the others' gradients, shared out where that takes longer than to start a thread.
+        dense = [part for part in _dense_parts(first.gradient.layout, first.rows) if others]
+        count = len(shards) if sum(part.stop - part.start for part in dense) >= SUMS_SHARED_FROM else 1
+        self._dense: list[list[Call]] = [[] for _ in range(count)]
+        for part in dense:
+            for calls, piece in zip(self._dense, stretches(part.stop - part.start, count), strict=False):
+                total, *more = (shard.gradient.vector[part][piece] for shard in shards)
+                calls += [partial(np.add, total, one, out=total) for one in more]
 
     @property
     def gradient_bytes(self) -> int:
@@ -313,11 +324,14 @@ class Replay:
         """Add up the shards' gradients."""
         if len(self.shards) == 1:
             _call_all(self._add)
-        elif self._add:
-            assert self._team is not None
+            return
+        assert self._team is not None
+        if len(self._dense) > 1:
+            self._team.run([partial(_silently, calls) for calls in self._dense])
+        else:
+            _silently(self._dense[0])
+        if self._add:
             self._team.run(self._add)
-        for total, part in self._dense:
-            np.add(total, part, out=total)
 
     def diagnose(self) -> NonFiniteError | None:
         """Replay op by op."""
@@ -342,6 +356,12 @@ def _is_looked_up(program: Program, name: str, gradient: Equation) -> bool:
 def _call_all(calls: Sequence[Call]) -> None:
     for call in calls:
         call()
+
+
+def _silently(calls: Sequence[Call]) -> None:
+    """Make calls in a thread, which does not know its caller's `np.errstate`."""
+    with np.errstate(all="ignore"):
+        _call_all(calls)
 
 
 def _dense_parts(layout: Layout, without: Collection[str]) -> list[slice]:
@@ -474,6 +494,8 @@ def make_step(
     ways, fixed = [all_threads], all_threads
     if techniques.split_batch == "auto" and all_threads != one_thread:
         largest = math.inf if shares else _largest_product(shard.tape)
+        if not shares and _operations_per_call(shard.tape) < OPERATIONS_PER_CALL:
+            largest = 0.0
         ways = [all_threads, one_thread] if largest > SMALL_PRODUCT else [one_thread]
         fixed = all_threads if largest > LARGE_PRODUCT else one_thread
     return Replay([shard], threads=ways, fixed=fixed, lazy=lazy)
@@ -489,6 +511,12 @@ def _largest_product(tape: Tape) -> float:
         elif step.equation.op.product:
             found.append(step.equation.flops)
     return max(found)
+
+
+def _operations_per_call(tape: Tape) -> float:
+    """Operations of all products for each call of a step."""
+    operations = sum(step.equation.flops for step in tape.instructions if step.equation.op.product)
+    return operations / max(1, sum(len(step.calls) for step in tape.instructions))
 
 
 @restoring
@@ -583,13 +611,23 @@ LARGE_PRODUCT = 20_000_000
 that no measurement may decide. Measured on two processors that are near each other at times and far at others: with 8
 million operations two threads take 0.96 to 2.4 times the time of one, with 25 to 100 million 0.7 to 1.1 times."""
 
+OPERATIONS_PER_CALL = 200_000
+"""Operations of a step's products, for each of its calls, from which on threads of BLAS may compute a whole batch: with
+fewer they wait most of the time, busily. Measured with recurrent networks: with 100,000 to 140,000 two threads take
+1.0 to 1.2 times the time of one (LSTM and GRUs of 64 units, 16 samples), with 350,000 to 550,000 0.7 to 0.8 times."""
+
+SUMS_SHARED_FROM = 1 << 18
+"""Elements of a gradient from which on threads share the sum over the parts of a batch: 3 MB are moved then."""
+
 OPERATIONS_PER_BYTE = 20
 """Of a product in parts: how many operations cost as much as moving a byte. With kernels for AVX-512, LSTMs of 256
 units with 16 and 64 samples are faster split, and one of 64 units with 64 samples is not."""
 
-GRADIENT_MOVES = 6
-"""How often each further thread moves a gradient that all threads have: its products read the weight twice and write
-its gradient, and the sum reads two gradients and writes one."""
+GRADIENT_MOVES = 3
+"""How often each further thread moves a gradient that all threads have: its products read the weight and write its
+gradient, and of the sum, which reads two gradients and writes one, each thread computes a part. Measured where that is
+what splitting costs: with 7.6 times the bytes of the gradient to spread over two threads (LeNet-5 of 16 times the
+width, 16 samples) a step takes 0.73 times as long split, with 3.8 times (8 samples) 0.94."""
 
 
 def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> bool:
@@ -601,8 +639,11 @@ def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> b
     are summed), and where that is enough for the number of calls, each of which waits for the interpreter's lock: a
     recurrent network makes thousands of short ones, and at each of its steps every thread reads all weights, however
     few samples it has (measured with LSTMs of 256 and 512 units and 16 samples). Its products, where BLAS computes them
-    in parts without copies, cost as much as their operations, which splitting spreads. It follows from shapes and from
-    BLAS's kernels alone: the same network gives the same numbers in every run.
+    in parts without copies, cost as much as their operations, which splitting spreads. So do those of a convolution,
+    which are many small ones with copies and sums between them, of which BLAS's threads gain little; they only count
+    against summing the gradients (measured with LeNet-5 of 16 times the width: 16 and 64 samples take 0.73 and 0.55
+    times as long split). It follows from shapes and from BLAS's kernels alone: the same network gives the same numbers
+    in every run.
 
     Args:
         shard: a part of the batch.
@@ -611,6 +652,7 @@ def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> b
     """
     growth = dict(growth)
     moved = 2.0 * threads * sum(a.nbytes for a in shard.tape.inputs)  # by gathering the rows
+    within = 0.0  # what products of many calls cost, in bytes
     calls = read = 0
     for step in shard.tape.instructions:
         inputs, outputs = step.equation.inputs, step.equation.outputs
@@ -623,11 +665,16 @@ def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> b
             moved += own * sum(bytes_of(call) for call in step.calls if not is_product(call))
             products = [call.args for call in step.calls if is_product(call)]
             read += sum(b.nbytes for _, b, _ in products)
-            operations = sum(2 * out.size * a.shape[-1] for a, b, out in products if b.ndim > a.ndim)
-            moved += own * operations / OPERATIONS_PER_BYTE
+            multiplied = sum(2 * out.size * a.shape[-1] for a, b, out in products if b.ndim > a.ndim)
+            moved += own * multiplied / OPERATIONS_PER_BYTE
+        elif step.equation.op.product and not is_one_product(step.calls):
+            moves = sum(bytes_of(call) for call in step.calls if not is_product(call))
+            multiplied = sum(map(operations, step.calls))
+            within += max(grown, default=1.0) * (moves + multiplied / OPERATIONS_PER_BYTE)
         elif step.calls and not step.equation.op.product:
             moved += sum(x.nbytes * growth.get(id(x), 1.0) for x in (*inputs, *outputs))
-    return moved > max(GRADIENT_MOVES * threads * shard.summed, SPLIT_FROM * calls, threads * read / 2)
+    spreads = moved > max(SPLIT_FROM * calls, threads * read / 2)
+    return spreads and moved + within > GRADIENT_MOVES * threads * shard.summed
 
 
 def _growth(part: Program, whole: Program) -> dict[int, float]:

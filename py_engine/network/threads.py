@@ -23,6 +23,9 @@ BUSY_SECONDS, TURN_SECONDS = 0.1, 0.15
 """After a product threads of BLAS wait busily for 0.1 s, beside those that run what is tried next: seconds of a turn
 that do not count for that reason, and of the whole turn."""
 
+LONG_BESIDE = 10
+"""Times those busy seconds from which on a run counts, though threads of BLAS wait busily beside its beginning."""
+
 GAIN, GAIN_IN_BLAS = 1.03, 1.1
 """How many times as fast the first ways must be: below that a lucky run decides, and fewer threads do as well. Threads
 of BLAS must gain more: what they gain depends on which processors they happen to run on."""
@@ -32,8 +35,9 @@ AGAIN_SECONDS, AGAIN_TIMES = 20.0, 50
 of runs, at least, and after so many times those of the comparison before."""
 
 WATCHED_SECONDS = 0.25
-"""Seconds of runs in the chosen way after which they are held against what fewer threads took in the comparison, at
-least, and at least those of that comparison: if most took longer, it is made again. Twice as many the next time."""
+"""Seconds of runs in the chosen way after which they are compared with the comparison's, at least, and at least those
+of that comparison: if most took longer than with fewer threads, or were as much faster than they were then as tells
+that other work had the processors, it is made again. Twice as many the next time, if that confirms the choice."""
 
 
 class Trials(Generic[Way]):
@@ -46,7 +50,7 @@ class Trials(Generic[Way]):
     Args:
         ways: what `run` calls its argument with.
         blas: how many threads of BLAS each uses; by default all the same. If these differ, a turn of a way takes
-            `TURN_SECONDS`, the first `BUSY_SECONDS` of which do not count; else it is one run.
+            `TURN_SECONDS`, the first `BUSY_SECONDS` of which do not count but in long runs; else it is one run.
         fixed: the way that is used before one is chosen, and left where the others do not compute the same numbers; by
             default the first.
     """
@@ -63,8 +67,10 @@ class Trials(Generic[Way]):
         self._chosen = 0 if len(self.ways) == 1 else None
         self._left = 0.0  # seconds of runs until the ways are compared again
         self._limit = math.inf  # seconds of a run that fewer threads would take
+        self._floor = 0.0  # seconds of a run that is faster than it was in the comparison
         self._window = 0.0  # seconds of runs that are held against it together
-        self._watched, self._runs, self._slow = 0.0, 0, 0  # seconds of such runs, how many, and how many took longer
+        self._watched, self._runs = 0.0, 0  # seconds of such runs, and how many
+        self._slow = self._fast = 0  # how many of them took longer than that limit, and less than that floor
         self._seconds: list[list[float]] = []
         """Of each way in each run that counts, while they are compared."""
         self._begun = 0.0
@@ -119,15 +125,17 @@ class Trials(Generic[Way]):
         self._watched += seconds
         self._runs += 1
         self._slow += seconds > self._limit
+        self._fast += seconds < self._floor
         if self._watched >= self._window:
-            if 2 * self._slow > self._runs:
+            if 2 * max(self._slow, self._fast) > self._runs:
                 self._left, self._window = 0.0, 2 * self._window
-            self._watched, self._runs, self._slow = 0.0, 0, 0
+            self._watched, self._runs, self._slow, self._fast = 0.0, 0, 0, 0
 
     def _compare(self, start: float, end: float) -> None:
         if not self._seconds:
             self._seconds, self._begun, self._took = [[] for _ in self.ways], start, 0.0
-        number, seconds, counts = self._turns % len(self.ways), end - start, self._spent >= self._busy
+        number, seconds = self._turns % len(self.ways), end - start
+        counts = self._spent >= self._busy or seconds >= LONG_BESIDE * self._busy
         if counts:
             self._seconds[number].append(seconds)
         self._spent += seconds
@@ -142,11 +150,13 @@ class Trials(Generic[Way]):
 
     def _choose(self, usual: Sequence[float]) -> None:
         """Choose by the seconds that a run in each way usually takes."""
-        self._chosen = max(k for k in range(len(usual)) if self._does_as_well(k, usual))
+        before, self._chosen = self._chosen, max(k for k in range(len(usual)) if self._does_as_well(k, usual))
         self._left = max(AGAIN_SECONDS, AGAIN_TIMES * self._took)
         self._limit = GAIN * min(usual[self._chosen + 1 :], default=math.inf)
-        self._window = max(self._window, self._took, WATCHED_SECONDS)
-        self._watched, self._runs, self._slow = 0.0, 0, 0
+        self._floor = usual[self._chosen] / GAIN_IN_BLAS
+        kept = self._window if self._chosen == before else 0.0
+        self._window = max(kept, self._took, WATCHED_SECONDS)
+        self._watched, self._runs, self._slow, self._fast = 0.0, 0, 0, 0
 
     def _does_as_well(self, k: int, usual: Sequence[float]) -> bool:
         """Whether none of the ways before gains what it must to be chosen rather than this one."""
@@ -157,7 +167,7 @@ class Trials(Generic[Way]):
         if all(seconds[0] * self._gains[0] < others - self._busy for others in seconds[1:]):
             self._took = sum(seconds)
             self._choose(seconds)
-            self._limit = math.inf  # one run tells too little to be watched
+            self._limit, self._floor = math.inf, 0.0  # one run tells too little to be watched
 
     def fix(self) -> None:
         """Leave the fixed way only, since the others do not compute the same numbers."""

@@ -6,6 +6,8 @@ import dataclasses
 import math
 import os
 import sys
+import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +68,8 @@ def test_rows_that_are_looked_up_may_repeat_so_that_their_products_do_not_count(
     found = work("imdb-cnn", ADAM, 64)
     assert found.products == 3 * 2 * 64 * 128 - 2 * 64 * 128 + 2 * 64 * 128  # of the dense layer alone
     parameters = 12_849 * 50 + 8 * 50 * 3 + 8 + 128 + 1
-    assert found.state == 3 * 4 * parameters  # with both means of Adam
+    assert found.state == 3 * 4 * (parameters - 12_849 * 50), "with both means of Adam; rows may be updated later"
+    assert work("imdb-cnn", Optimizer("rmsprop", 0.1), 64).state == 2 * 4 * parameters, "with its mean of squares"
     assert found.batch == 64 * 130 * 2  # ids below 2 ** 16
     assert work("imdb-cnn", SGD, 64).state == 4 * (parameters - 12_849 * 50), "rows without a gradient may stay"
 
@@ -244,6 +247,27 @@ def test_any_number_of_threads_has_a_bandwidth(threads: int, capsys: pytest.Capt
     roofline.main({"dtype": "float32", "threads": threads, "samples": 1, "seconds": 0.0005, "sizes": [2**14]})
     (rate,) = (line.split()[2] for line in capsys.readouterr().out.splitlines() if line.startswith("bytes"))
     assert float(rate) > 0
+
+
+def test_the_slowest_thread_tells_how_long_a_sample_took() -> None:
+    slow, fast = (partial(time.sleep, seconds) for seconds in (0.02, 0.001))
+    assert roofline._together([fast, slow], 2, 0.001) >= 0.02 and roofline._together([fast], 2, 0.001) < 0.02
+
+
+def test_memory_whose_bandwidth_is_measured_was_written_to(monkeypatch: Any) -> None:
+    moved: list[tuple[np.ndarray, ...]] = []
+
+    def together(calls: Any, samples: int, seconds: float) -> float:
+        for call in calls:
+            moved.append(getattr(call, "args", None) or (call.__self__,))
+            call()
+        return 1.0
+
+    monkeypatch.setattr(roofline, "_together", together)
+    assert roofline._bandwidth(2**20, 2, 1, 0.001) == 2 * 2**20
+    assert len(moved) == 4 and all(np.all(array == 1) for arrays in moved for array in arrays)
+    for target, source in moved[:2]:
+        assert target.nbytes == source.nbytes == 2**19 and not np.may_share_memory(target, source)
 
 
 def test_a_rate_that_was_not_measured_is_an_error() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import _thread
 import threading
 import time
+import warnings
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from py_engine.ad.techniques import Techniques
-from py_engine.network import BatchNorm, Chain, Dense, Trainer
+from py_engine.errors import NonFiniteError
+from py_engine.network import Activation, BatchNorm, Chain, Conv2D, Dense, Flatten, Trainer, steps
+from py_engine.network import threads as threads_module
 from py_engine.network.steps import Replay
-from py_engine.network.threads import Team
+from py_engine.network.threads import Team, Trials
 
 
 def test_an_error_in_a_thread_reaches_the_caller_and_the_team_goes_on():
@@ -119,3 +123,99 @@ def test_a_split_batch_that_is_interrupted_before_its_parts_meet_ends(monkeypatc
         undisturbed.train_epoch(x, y)
     np.testing.assert_array_equal(trainer.parameters.vector, undisturbed.parameters.vector)
     trainer.close(), undisturbed.close()
+
+
+class Clock:
+    """A clock for `Trials`, and runs that take as long as they are told."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.seconds, self.ways = 0.0, seconds, []
+        monkeypatch.setattr(threads_module, "perf_counter", lambda: self.now)
+
+    def run(self, way):
+        self.ways.append(way)
+        self.now += self.seconds[way]
+
+    def runs(self, trials, count):
+        self.ways.clear()
+        for _ in range(count):
+            trials.run(self.run)
+        return self.ways
+
+
+def test_a_comparison_beside_other_work_is_made_again_when_that_has_ended(monkeypatch):
+    clock, trials = Clock(monkeypatch, {"two": 0.12, "one": 0.1}), Trials(["two", "one"])
+    clock.runs(trials, 6)
+    assert trials.decided and trials.way == "one"
+    clock.seconds = {"two": 0.05, "one": 0.095}
+    clock.runs(trials, 40)
+    assert trials.way == "one", "a twentieth less tells nothing"
+    clock.seconds["one"] = 0.09
+    assert "two" in clock.runs(trials, 60) and trials.way == "two"
+
+
+def test_a_choice_that_another_comparison_changes_is_watched_as_closely_as_the_first(monkeypatch):
+    clock, trials = Clock(monkeypatch, {"two": 0.05, "one": 0.1}), Trials(["two", "one"])
+    clock.runs(trials, 6)
+    for fast, slow in (("one", "two"), ("two", "one")) * 3:
+        clock.seconds = {fast: 0.05, slow: 0.2} if fast == "one" else {fast: 0.05, slow: 0.1}
+        if fast == "two":
+            trials._left = 0.0
+        clock.runs(trials, 30)
+        assert trials.way == fast and trials._window < 2
+
+
+def test_a_long_run_counts_though_threads_of_blas_wait_beside_its_beginning(monkeypatch):
+    clock, trials = Clock(monkeypatch, {2: 1.0, 1: 1.5}), Trials([2, 1], [2, 1])
+    clock.runs(trials, 6)
+    assert trials.decided and trials.way == 2, "three runs of each are enough"
+
+
+@pytest.mark.parametrize("fewest", [0, 10**9])
+def test_gradients_of_parts_have_the_same_sum_whoever_adds_them_up(monkeypatch, rng, fewest):
+    monkeypatch.setattr(steps, "SUMS_SHARED_FROM", fewest)
+    x, y = rng.standard_normal((12, 5)), np.arange(12) % 3
+    found = []
+    for threads in (3, 1):
+        chain = Chain(Dense(5, 40), BatchNorm(40), Dense(40, 3), seed=0, dtype=np.float64)
+        trainer = Trainer(chain, batch_size=12, threads=threads, techniques=Techniques(split_batch=True))
+        found.append(trainer.loss_and_gradients(x, y))
+        if threads > 1:
+            (step,) = trainer._steps.values()
+            assert len(step.shards) == 3 and (len(step._dense) == 3) == (fewest == 0)
+            shards = [shard.gradient.vector.copy() for shard in step.shards[1:]]
+        trainer.close()
+    assert all(np.any(part) for part in shards)
+    for name, gradient in found[1][1].items():
+        np.testing.assert_allclose(found[0][1][name], gradient, rtol=1e-10, atol=1e-14)
+
+
+def test_where_parts_add_up_to_infinity_no_warning_says_so(monkeypatch):
+    monkeypatch.setattr(steps, "SUMS_SHARED_FROM", 0)
+    chain = Chain(Dense(40, 4), Dense(4, 2), seed=0)
+    values = chain.parameters.as_dict()
+    chain.parameters.load(values | {"dense.weight": np.zeros((40, 4)), "dense2.weight": np.array([[8e19, 0]] * 4)})
+    trainer = Trainer(chain, batch_size=4, threads=2, techniques=Techniques(split_batch=True))
+    with warnings.catch_warnings(), closing(trainer):
+        warnings.simplefilter("error")
+        with pytest.raises(NonFiniteError, match="added up"):
+            trainer.train_epoch(np.full((4, 40), 1e19, np.float32), np.ones(4, np.int64))
+    assert np.isfinite(trainer.parameters.vector).all()
+
+
+def test_what_a_convolution_multiplies_counts_against_the_sum_of_gradients(monkeypatch, rng):
+    monkeypatch.setattr(steps, "SPLIT_FROM", 0)
+    monkeypatch.setattr(steps, "GRADIENT_MOVES", 1000)
+
+    def is_split(*layers, shape):
+        x = rng.standard_normal((8, *shape)).astype(np.float32)
+        with closing(Trainer(Chain(*layers, seed=0), batch_size=8, threads=2)) as trainer:
+            trainer.loss_and_gradients(x, np.arange(8) % 3)
+            return trainer.threads_in_step() == "split over 2 threads"
+
+    def convolutional():
+        return is_split(Conv2D(2, 8, 3), Activation("relu"), Flatten(), Dense(8 * 36, 3), shape=(2, 8, 8))
+
+    assert not convolutional() and not is_split(Dense(64, 200), Dense(200, 3), shape=(64,))
+    monkeypatch.setattr(steps, "OPERATIONS_PER_BYTE", 1e-3)
+    assert convolutional() and not is_split(Dense(64, 200), Dense(200, 3), shape=(64,))

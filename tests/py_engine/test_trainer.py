@@ -333,6 +333,7 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
         same = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     losses, parameters = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(steps, "OPERATIONS_PER_CALL", 0)
     times = list(np.repeat(np.cumsum((0, *seconds * 3)), 2)[1:-1])  # each trial begins when the last one ends
     end = times[-1]
     monkeypatch.setattr(threads_module, "perf_counter", lambda: times.pop(0) if times else end)
@@ -354,6 +355,7 @@ def test_whether_threads_share_the_products_of_a_whole_batch_is_measured_and_cha
 @pytest.mark.parametrize("all_threads", ["2 threads in BLAS", "products shared by 2 threads"])
 def test_where_one_thread_rounds_in_another_way_the_size_of_the_products_decides(batch, monkeypatch, all_threads):
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(steps, "OPERATIONS_PER_CALL", 0)
     if "shared" in all_threads:
         share_small_products(monkeypatch)
     digests = itertools.count()
@@ -389,6 +391,7 @@ def test_the_third_step_is_made_in_both_ways_and_a_long_one_shows_which_is_faste
     batch, monkeypatch, seconds, kept, fixed
 ):
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(steps, "OPERATIONS_PER_CALL", 0)
     monkeypatch.setattr(steps, "LARGE_PRODUCT", 0 if fixed == "all threads" else math.inf)
     x, y = (array[:60] for array in batch)
     expected = train(x, y, chain=dropping_chain(), techniques=Techniques(split_batch=False))
@@ -417,6 +420,7 @@ def test_the_third_step_is_made_in_both_ways_and_a_long_one_shows_which_is_faste
 
 def test_a_loss_that_is_not_finite_leaves_no_way_untried(batch, monkeypatch):
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(steps, "OPERATIONS_PER_CALL", 0)
     x, y = (array[:20] for array in batch)
     trainer = Trainer(recurrent_chain(), batch_size=20, threads=2, optimizer=SGD(0.1))
     for _ in range(2):
@@ -435,6 +439,7 @@ def test_a_team_shares_products_where_the_update_takes_longer_than_waking_its_th
 ):
     share_small_products(monkeypatch)
     monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(steps, "OPERATIONS_PER_CALL", 0)
     monkeypatch.setattr(steps, "LARGE_PRODUCT", 0)
     monkeypatch.setattr(steps, "SHARED_FROM", elements)
     trainer = Trainer(dropping_chain(), batch_size=20, threads=2)
