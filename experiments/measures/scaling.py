@@ -1,13 +1,12 @@
 """How the time of a step grows with the batch size and with the length of the sequence.
 
 The sequence gets longer by cutting the same row into more segments: the spec's reshape layer to [T, features
-/ T]. Every point is the median of several short chunks after one that warms up.
+/ T]. Every point is the least of several short chunks once a step is steady. The engines run one after the other.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from bridge import spec as model_spec
 from bridge.spec import ModelSpec
 from bridge.worker import Worker
+from experiments.measures.ablation import chunk, warm
 from experiments.measures.measure import Measure
 from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
 
@@ -60,16 +60,10 @@ def measure(worker: Worker, point: Point, watcher: Watcher) -> dict[str, Any]:
     """Measure one point in a worker; a row of the part `scaling` of a record."""
     task = point.task
     task.build(worker)
-    length = point.steps * task.batch_size
-    seconds = []
-    for repeat in range(REPEATS + 1):  # the first warms up
-        order = task.work.order(task.seed, repeat + 1, length)
-        _, needed = task.train(worker, order)
-        if repeat:
-            seconds.append(needed)
+    warm(worker, task)
+    seconds = min(chunk(worker, task, point.steps) for _ in range(REPEATS))
     watcher.step()
-    microseconds = statistics.median(seconds) / point.steps * 1e6
-    return {"quantity": point.quantity, "value": point.value, "microseconds_per_step": microseconds}
+    return {"quantity": point.quantity, "value": point.value, "microseconds_per_step": seconds * 1e6}
 
 
 def with_length(spec: ModelSpec, length: int) -> ModelSpec:

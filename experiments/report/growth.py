@@ -267,7 +267,7 @@ def growth_seconds(view: View) -> Table:
             f"step; calls of over {given(ONCE_SECONDS)} s are timed once. The engines ran one after the other, each in "
             "its own process, so that differences of a few per cent say nothing. What a process does once, at its "
             "first call of all, is not counted. Beside a step is what its threads do, where the engine says it. In "
-            f"brackets behind PyTorch's: numpy's time over it where {PEER_ROUNDS} calls of each alternate, the median "
+            f"brackets behind PyTorch's: numpy's time over it where {PEER_ROUNDS} rounds of each alternate, the median "
             "and its confidence interval, by whose lower end it is judged then. "
             f"× marks a time above its target: {len(missed)} of {sum(len(row['held']) for row in known)}.",
             *row_helpers.missing_notes(view, ("growth",), engines),

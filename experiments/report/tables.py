@@ -367,7 +367,8 @@ def scaling(view: View) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            "The exponent is the slope between neighbouring values on logarithmic axes; 1 is growth in proportion.",
+            "The exponent is the slope between neighbouring values on logarithmic axes; 1 is growth in proportion. The "
+            "engines ran one after the other, each in its own process: for their ratios see the races.",
             *row_helpers.missing_notes(view, ("scaling",), view.engines()),
         ),
     )

@@ -81,7 +81,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
         *("experiments/measures/race.py", "experiments/measures/roofline.py", "experiments/measures/roofline.jl"),
         *ADAPTERS["numpy"],  # the limit of a step is counted in its programs
     ),
-    "scaling": ("experiments/measures/scaling.py",),
+    "scaling": tuple(f"experiments/measures/{name}.py" for name in ("scaling", "ablation", "memory")),
     "ablation": ("experiments/measures/ablation.py", "experiments/measures/memory.py"),
 }
 MEASURES["sizes"] = (
