@@ -40,8 +40,11 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  Variables: PYTHON=$(PYTHON) VENV=$(VENV) PROFILE=full|quick RESULTS=folder RANGE=a..b BASE=commit" \
-	  && echo "             HISTORY=a..b STEPS=number SEED=number JULIA=program TAG=v1.2.3 DASK=address" \
-	  && echo "             ARGS=..."
+	  && echo "             HISTORY=a..b STEPS=commits POINTS=number JULIA=program TAG=v1.2.3 DASK=address" \
+	  && echo "             SEED=number|random ARGS=options" \
+	  && echo "  POINTS: how many points a graph of bench-history is to have. SEED: of the draws of campaign, which prints it." \
+	  && echo "  ARGS: more options for the program that a target runs: twingrad (reproduce, sizes), pytest (test, campaign)," \
+	  && echo "        asv (bench, bench-compare, bench-history) or experiments.curves (curves)."
 
 # What the studies say of first epochs includes compilation, whatever image `make test` or the user has made.
 reproduce: export TWINGRAD_SYSIMAGE ?= 0
@@ -54,7 +57,7 @@ reproduce: $(STAMPS)/.run ## raw data to the finished paper: train, measure, tab
 sizes: $(STAMPS)/.run ## networks of ordinary sizes in all engines, raced beside the machine's limit: hours, resumable
 	"$(BIN)/python" -m contrib.julia --image || echo "Continuing without the Julia engine or its image; its rows will say so."
 	"$(BIN)/twingrad" run sizes $(if $(PROFILE),--profile "$(PROFILE)") --results "$(or $(RESULTS),results)" $(ARGS)
-	"$(BIN)/twingrad" report sizes --results "$(or $(RESULTS),results)"
+	"$(BIN)/twingrad" report --results "$(or $(RESULTS),results)"
 
 curves: $(STAMPS)/.run ## a small transformer and a residual network, trained in five engines to the same losses
 	"$(BIN)/python" -m experiments.curves $(ARGS)
@@ -127,7 +130,7 @@ bench-history: $(STAMPS)/.dev ## a few benchmarks of STEPS commits of HISTORY=a.
 	-"$(BIN)/python" tests/benchmark_pages.py .asv/html $(POINTS)
 	@echo 'To look at .asv/html: "$(BIN)/python" -m asv preview'
 
-site: ## the pages of `make docs` and `make bench` in one folder, build/site
+site: docs ## the pages of `make docs`, made here, and of `make bench`, if there are any, in one folder, build/site
 	rm -rf build/site
 	mkdir -p build/site
 	cp -r build/docs/. build/site
@@ -142,7 +145,7 @@ release: $(STAMPS)/.run ## what a release has: packages, PDF, page and raw resul
 	"$(BIN)/twingrad" report --results paper/results --output build/report
 	cp build/report/report.html paper/results/raw.tar.xz build/release
 
-clean: ## remove .venv and what tools leave behind; results, data and .asv stay
+clean: ## remove .venv (with juliapkg's Julia), build and tools' caches; results, data, .asv and the user's cache stay
 	rm -rf "$(VENV)" build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -not -path './.asv/*' -prune -exec rm -rf {} +
 

@@ -146,6 +146,12 @@ def _engines() -> list[str]:
     return registry.names()
 
 
+def _systems() -> list[str]:
+    from experiments.microbenchmarks.registry import SYSTEMS
+
+    return list(SYSTEMS)
+
+
 def _data_sets() -> list[str]:
     from experiments import data
 
@@ -214,7 +220,8 @@ option_data = click.option(
     "--data-dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Folder of the data sets (default: TWINGRAD_DATA, then the user cache, then a download).",
+    help="Folder of the data sets (default: TWINGRAD_DATA, then the user cache, then a download, else the embedded "
+    "sample).",
 )
 option_profile = click.option(
     "--profile",
@@ -222,7 +229,7 @@ option_profile = click.option(
     default="full",
     show_default=True,
     help="full: the seeds and measures of the paper file; quick: few seeds, to see that everything works; sample: the "
-    "least (the embedded sample is always reproduced with it).",
+    "least, which `reproduce` always takes on the embedded sample.",
 )
 option_engines = click.option(
     "--engines",
@@ -511,7 +518,8 @@ def race(
 
     Every engine keeps one process for the whole race; the idle ones are stopped. A round is one epoch of
     each engine, or the part of one that the paper file names, in an order that rotates. Ratios are taken
-    within a round.
+    within a round. Of the numbers of threads that the paper file has for races, this one has the first;
+    --threads names another.
     """
     from experiments import changed
     from experiments import sweep as sweeps
@@ -634,11 +642,14 @@ def _show_race(output: Output, record: dict[str, Any], standings: list[dict[str,
         "microbench", "microbench --profile quick --systems numpy-compiled,julia-compiled,torch,jax --json times.json"
     ),
 )
-@click.argument("paper", default="imdb-cnn-c")
+@click.argument("paper", default="imdb-cnn-c", shell_complete=completing(paper_keys))
 @click.option(
     "--systems",
     type=Names(),
-    help="Systems to measure (default: all that the paper file names and this machine has).",
+    shell_complete=completing(_systems),
+    help="Systems to measure (default: all that the paper file names and this machine has): numpy-eager, "
+    "numpy-compiled, julia-eager, julia-compiled, julia-forward, manual, manual-julia, duals, torch, jax, tensorflow, "
+    "autograd, zygote, reversediff, forwarddiff, enzyme, mooncake.",
 )
 @option_profile
 @option_results()

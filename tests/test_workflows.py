@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,11 +94,23 @@ def test_the_notes_are_the_changelogs_section_and_a_wrong_tag_is_named() -> None
     changelog = "# Changelog\n\n## 0.2.0\n\n- new\n\n## 0.1.0\n\n- old\n"
     assert notes(changelog, "0.2.0") == "- new" and notes(changelog, "0.1.0") == "- old"
     citation = "\nversion: 0.2.0\n"
-    assert problem("v0.2.0", "0.2.0", citation, changelog) == ""
-    assert "pyproject.toml has version 0.2.0" in problem("v0.3.0", "0.2.0", citation, changelog)
-    assert "CITATION.cff" in problem("v0.1.0", "0.1.0", citation, changelog)
-    assert "says nothing of version 0.2.0" in problem("v0.2.0", "0.2.0", citation, "# Changelog\n")
-    assert problem("", "9.9.9", "", "") == ""
+    assert problem("v0.2.0", "0.2.0", citation, changelog, "0.2.0") == ""
+    assert "pyproject.toml has version 0.2.0" in problem("v0.3.0", "0.2.0", citation, changelog, "0.2.0")
+    assert "Project.toml has version 0.1.0" in problem("v0.2.0", "0.2.0", citation, changelog, "0.1.0")
+    assert "CITATION.cff" in problem("v0.1.0", "0.1.0", citation, changelog, "0.1.0")
+    assert "says nothing of version 0.2.0" in problem("v0.2.0", "0.2.0", citation, "# Changelog\n", "0.2.0")
+    assert problem("", "9.9.9", "", "", "") == ""
+
+
+def test_all_files_with_the_version_have_the_same() -> None:
+    pyproject, julia = (
+        tomllib.loads((ROOT / name).read_text(encoding="utf-8"))
+        for name in ("pyproject.toml", "julia_engine/Project.toml")
+    )
+    version = pyproject["project"]["version"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    tag, changelog = f"v{version}", f"## {version}\n\n- new\n"
+    assert release_notes().problem(tag, version, citation, changelog, julia["version"]) == ""
 
 
 def test_the_containerfile_is_well_formed() -> None:

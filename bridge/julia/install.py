@@ -94,7 +94,7 @@ def _find_or_install(memory: Memory, say: Say, recipes: Sequence[Recipe]) -> tup
             julia, project = install(memory, say)
         except JuliaUnavailableError as error:
             problems.append(str(error))
-            say(f"  not this way: {error}")
+            say(f"  failed: {error}")
             continue
         memory.choose(julia)
         return julia, project

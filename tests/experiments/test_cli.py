@@ -25,6 +25,7 @@ from bridge.registry import Availability, Registered
 from experiments import cli, doctor, papers
 from experiments.measures import ablation, roofline
 from experiments.measures.registry import MEASURES
+from experiments.microbenchmarks.registry import SYSTEMS
 from experiments.report import Built
 from experiments.results import COMMITTED, Results
 
@@ -103,6 +104,11 @@ def test_every_command_explains_itself_with_an_example_and_writes_json(command: 
     assert said.code == 0
     assert f"twingrad {command}" in said.out.split("Examples:")[1]
     assert ("--json FILE" in said.out) == (command not in ("gradbench", "completion"))  # which other programs read
+
+
+def test_the_help_of_microbench_names_every_system() -> None:
+    (option,) = [option for option in cli.cli.commands["microbench"].params if option.name == "systems"]
+    assert option.help.endswith(f": {', '.join(SYSTEMS)}.")
 
 
 def test_the_commands_are_those_of_the_readme(twingrad: Any) -> None:
@@ -519,6 +525,7 @@ def test_a_setting_that_cannot_be_is_named_by_its_key(setting: str, expected: st
         ("twingrad ru", ["run"]),
         ("twingrad run mnist-r", ["mnist-rnn-d", "mnist-rnn-e"]),
         ("twingrad run mnist-cnn --engines numpy,ja", ["numpy,jax"]),
+        ("twingrad microbench --systems torch,numpy", ["torch,numpy-compiled", "torch,numpy-eager"]),
         ("twingrad train mnist-c", ["mnist-cnn", "mnist-cnn-bias"]),
         ("twingrad train mnist-cnn --sched", ["--schedule"]),
         ("twingrad train mnist-cnn --schedule co", ["constant", "cosine"]),
