@@ -267,6 +267,20 @@ def study(tmp_path: Path, **changed: Any) -> Paper:
     return papers.loads(f"{head}[runs.full]\n{more}\n[runs.quick]\n{more}\n[runs.sample]\n{more}\n")
 
 
+def test_ops_are_set_beside_the_fastest_round(tmp_path: Path, rates: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[float] = []
+
+    def noted(costs: Any, step: float) -> dict[str, Any]:
+        steps.append(step)
+        return slowest(costs, step)
+
+    slowest = measured.slowest
+    monkeypatch.setattr(measured, "slowest", noted)
+    rows = swept(study(tmp_path), tmp_path, ["numpy"])["sizes"]
+    of_batch = [[row["microseconds_per_step"] for row in rows if row["batch"] == batch] for batch in (2, 4)]
+    assert steps == [min(found) / 1e6 for found in of_batch]
+
+
 def swept(paper: Paper, folder: Path, engines: list[str]) -> dict[str, Any]:
     results = Results(folder)
     with results.locked():
