@@ -16,7 +16,6 @@ Where that is rounded in another way, the size of the products decides.
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -51,7 +50,7 @@ from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
 from py_engine.network.steps import Replay, Rows, Step, ThreadUse, make_step
-from py_engine.network.threads import Team
+from py_engine.network.threads import Team, usable_cores
 
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
@@ -95,7 +94,7 @@ class Trainer:
         loss: a name from `losses.LOSSES`, or that loss with settings: `losses.get(name, class_weights=...)`.
         optimizer: the update rule; SGD(0.01) by default.
         batch_size: samples per step; a partial last batch has its own plan.
-        threads: how many to use, at most; None takes one per core.
+        threads: how many to use, at most; None takes one for each core that this process may use.
         accumulate: mini-batches whose mean gradient makes one update.
         techniques: the switches of the engine, for ablations.
         communicator: the processes that train together, such as `mpi4py.MPI.COMM_WORLD`, each with a trainer of the
@@ -114,7 +113,7 @@ class Trainer:
         techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
         communicator: Communicator | None = None,
     ) -> None:
-        self.threads = threads if threads is not None else os.cpu_count() or 1
+        self.threads = threads if threads is not None else usable_cores()
         if not isinstance(chain, Chain):
             raise ConfigurationError(f"Trainer: expected a Chain of layers, actual {chain!r}")
         for name, value in (("batch_size", batch_size), ("threads", self.threads), ("accumulate", accumulate)):
@@ -571,8 +570,7 @@ class Trainer:
         found: list[float] = []
 
         def add(part: slice) -> None:
-            with np.errstate(over="ignore", invalid="ignore"):  # a thread does not know the caller's
-                found.append(float(vector[part].dot(vector[part])))
+            found.append(float(vector[part].dot(vector[part])))
 
         team = self._all_threads()
         team.run([partial(add, part) for part in stretches(vector.size, team.size)])
@@ -803,13 +801,13 @@ class Trainer:
 def _one_hot_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """With targets as one-hot rows, for an ablation."""
     return -ops.mean(ops.sum(targets * ops.log_softmax(outputs), -1))
+
+
 def _usual_update(updates: Collection[tuple[float, int, bool]]) -> tuple[float, float]:
     """Return seconds and moved bytes of an update: of the fastest one, or the means where some leave work to others."""
     if not any(lazily for *_, lazily in updates):
         return min(updates)[:2]
     return sum(seconds for seconds, *_ in updates) / len(updates), sum(moved for _, moved, _ in updates) / len(updates)
-
-
 
 
 def _as_rates(rates: ArrayLike) -> NDArray[np.float64]:
