@@ -249,7 +249,7 @@ class Costed(Protocol):
 
 @runtime_checkable
 class Starting(Protocol):
-    """A class of sessions with a runtime that does not run once it is imported, as a framework does."""
+    """A class of sessions whose runtime does not start with the import: Julia, JAX's client, TensorFlow's context."""
 
     def start(self, threads: int) -> None:
         """Start it now, so that neither its time nor its memory counts for the first session."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from bridge.errors import TwinGradError
 from bridge.registry import version
+from bridge.worker import KERNEL_VARIABLES, THREAD_VARIABLES
 from experiments.machine import machine
 from experiments.sources import ROOT
 
@@ -68,11 +69,35 @@ SETTINGS = (
 ALLOCATORS = re.compile(r"MALLOC_\w+|GLIBC_TUNABLES|LD_PRELOAD")
 """Variables that decide how memory is allocated, and freed memory kept: of what is measured, both time and memory."""
 
+RUNTIMES = re.compile(r"(OMP|GOMP|KMP|MKL|TORCH|TORCHINDUCTOR|JAX|XLA|TF|JULIA)_\w+")
+"""Variables of what engines run on: where threads run and how they wait, caches of compiled code, switches."""
+
+WITHOUT_EFFECT = re.compile(
+    r"JULIA_(PKG|SSL|PYTHONCALL|CONDAPKG)_\w+|JULIA_(DEPOT_PATH|LOAD_PATH|PROJECT|BINDIR|EDITOR|SHELL|HISTORY|DEBUG)"
+    r"|JULIA_(IMAGE_THREADS|NUM_PRECOMPILE_TASKS)|OMP_DISPLAY_\w+|KMP_(DUPLICATE_LIB_OK|INIT_AT_FORK|WARNINGS|SETTINGS)"
+    r"|TORCH_(HOME|LOGS\w*)|TORCHINDUCTOR_CACHE_DIR|TF_CPP_\w+|JAX_(LOG|TRACEBACK)\w*"
+    r"|\w*(TOKEN|SECRET|PASSWORD|CREDENTIAL|API_KEY|ACCESS_KEY)\w*"
+)
+"""Those of them that change no result: where packages are, whose versions are recorded; what is printed; secrets; what
+is switched off here; and what packages set themselves."""
+
+_PLACE = re.compile(r"\w+_(DIR|PATH|FILE|HOME|ROOT|URL|SERVER)")
+
 
 def settings() -> dict[str, dict[str, str]]:
-    """The `SETTINGS` and `ALLOCATORS` that are set, as the part `settings` of what decides a run; nothing without."""
+    """The `SETTINGS`, `ALLOCATORS` and `RUNTIMES` that are set, as the part `settings` of what decides a run.
+
+    Nothing without. Not those that workers set anew or drop. Of a place, such as that of a cache, only "set" is kept.
+    """
+    elsewhere = {*SETTINGS, *THREAD_VARIABLES, *KERNEL_VARIABLES}
+    others = [name for name in sorted(filter(RUNTIMES.fullmatch, os.environ)) if name not in elsewhere]
     names = [*SETTINGS, *sorted(filter(ALLOCATORS.fullmatch, os.environ))]
     found = {name: os.environ[name] for name in names if os.environ.get(name)}
+    found |= {
+        name: "set" if _PLACE.fullmatch(name) or os.sep in os.environ[name] else os.environ[name]
+        for name in others
+        if os.environ[name] and not WITHOUT_EFFECT.fullmatch(name)
+    }
     return {"settings": found} if found else {}
 
 

@@ -107,6 +107,11 @@ class JaxSession(TensorSession):
         self._apply = lambda x: apply(*self._state[:2], x)
         self._evaluate = lambda x, y: evaluate(*self._state[:2], x, y)
 
+    @classmethod
+    def start(cls, threads: int) -> None:
+        """See `Starting.start`: XLA's client on the CPU, whose threads the environment of a worker has set."""
+        jax.devices()
+
     def preload(self, x: Array, y: Array) -> None:
         """See `Preloading.preload`."""
         jax.block_until_ready(self._batch(x, y))

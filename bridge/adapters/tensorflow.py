@@ -96,6 +96,12 @@ class TensorFlowSession(TensorSession):
         self._apply = compiled(self._output)
         self._evaluate = compiled(self._evaluate_part)
 
+    @classmethod
+    def start(cls, threads: int) -> None:
+        """See `Starting.start`: the context of eager ops, which keeps the number of threads that it begins with."""
+        _set_threads(threads)
+        tf.zeros(())
+
     def preload(self, x: Array, y: Array) -> None:
         """See `Preloading.preload`."""
         self._batch(x, y)

@@ -158,7 +158,8 @@ def run(given: Assignment) -> Parts:
                     with failing(name, failures):
                         workers[name].resume()
                         blas[name] = workers[name].linear_algebra()
-                        step = statistics.median(row["microseconds_per_step"] for row in own) / 1e6
+                        # Of the ops and of most updates the least seconds count, so those of the fastest round, too.
+                        step = min(row["microseconds_per_step"] for row in own) / 1e6
                         about |= slowest(workers[name].costs(), step)
                         about["threads_in_step"] = workers[name].threads_in_step() or None
                         workers[name].pause()
@@ -320,6 +321,7 @@ def in_round(
 def slowest(costs: Sequence[tuple[str, str, float, int, int]], step: float) -> dict[str, Any]:
     """The op of a layer that takes most of a step, all its calls together, or the update; nothing without costs.
 
+    `step` is the least that was measured, since costs are the least of several repeats.
     `rest_share` is what neither ops nor the update account for: gathering rows, looking for NaN, and what threads wait
     for. `calls` are the bytes and operations of each call.
     """

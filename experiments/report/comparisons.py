@@ -60,6 +60,7 @@ def first_and_average_times(view: View) -> Table:
     )
     notes = (
         "The average is that of the epochs after the first; the first contains what is built for it.",
+        *row_helpers.compilation_notes(view, "time", view.engines()),
         *row_helpers.seeds_note(view),
     )
     return engine_table(view, ("time",), cells, notes)

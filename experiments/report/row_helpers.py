@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bridge import registry as engines
+from bridge.libjulia.sysimage import KEEPS_MACHINE_CODE
 from experiments.formats import MISSING, counted, fraction, given, significant, size, with_spread
 from experiments.measures.registry import TRAINED, WORDS
 from experiments.papers import Paper, Reported
@@ -22,6 +23,9 @@ REFERENCE = "torch"
 
 RIVALS = ("tensorflow", "tensorflow-xla", "jax")
 """The other frameworks: a race compares with the best of them, too."""
+
+COMPILING = "torch-compile"
+"""The engine whose framework could keep what it compiles for later runs, and is kept from it."""
 
 COPYING = ("tensorflow", "tensorflow-xla", "jax")
 """Engines that train on a copy of the data, made by their framework."""
@@ -323,6 +327,27 @@ def image_notes(view: View, measures: Iterable[str]) -> list[str]:
         if any(with_image(view.ok(measure, engine)).any() for measure in measures)
     ]
     return [f"Started from a compiled system image of Julia: {', '.join(found)}."] if found else []
+
+
+def compilation_notes(view: View, measure: str, names: Iterable[str]) -> list[str]:
+    """That PyTorch compiled compiles anew in each run, unlike engines whose compiled code stays on the machine."""
+    found = {name: view.ok(measure, name) for name in names}
+    if not len(found.get(COMPILING, ())):
+        return []
+    said = (
+        f"{view.label(COMPILING)} compiles anew in each run, with one thread and without the caches that PyTorch keeps "
+        "by default"
+    )
+    if kept := [view.label(name) for name, runs in found.items() if _keeps_compiled(runs)]:
+        said += f"; of {', '.join(kept)} the machine keeps compiled code from run to run"
+    return [f"{said}."]
+
+
+def _keeps_compiled(runs: pd.DataFrame) -> bool:
+    """Whether the runs are of a Julia that keeps compiled code, in its cache or a system image."""
+    versions = runs["framework_version"].astype(str).str.extract(r"(?:^| )julia (\d+)\.(\d+)").dropna().astype(int)
+    newer = [version >= KEEPS_MACHINE_CODE for version in versions.itertuples(index=False, name=None)]
+    return any(newer) or bool(with_image(runs).any())
 
 
 def limit_notes(rounds: pd.DataFrame) -> list[str]:

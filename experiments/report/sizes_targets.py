@@ -123,6 +123,7 @@ def sizes_start(view: View) -> Table:
             "× marks a start-up above the target of an engine of ours, which the heading has.",
             *counts,
             *julia_notes(view),
+            *row_helpers.compilation_notes(view, MEASURE, engines),
             *(
                 ["Where the records do not say how Julia was reached, the lower of its two targets holds."]
                 if "julia" in engines and julia_backend(view) is None
@@ -226,9 +227,22 @@ def sizes_memory(view: View) -> Table:
             "smallest first, and frees what one needed before the next. Ratio: of the peak over the level to "
             "PyTorch's; × marks one above 1.",
             *notes,
+            *_copies_note(view, rows),
             *julia_notes(view),
         ],
     )
+
+
+def _copies_note(view: View, rows: Sequence[Row]) -> list[str]:
+    """Which engines' memory over the level contains a copy of the data."""
+    copying = [name for name in engines_of(view) if name in row_helpers.COPYING]
+    names = [view.label(name) for name in copying if any(not empty(row.get(f"{name}_memory_bytes")) for row in rows)]
+    if not names:
+        return []
+    return [
+        f"The memory of {', '.join(names)} contains the framework's own copy of the data, which it trains on; the "
+        "arrays that were read are in the level of every engine."
+    ]
 
 
 def _marked(name: str, most: float) -> Callable[[Row], str]:

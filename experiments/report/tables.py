@@ -159,7 +159,8 @@ def epoch_times(view: View) -> Table:
     )
     notes = (
         "The first epoch contains everything that is built or compiled for it; start-up is the import of the "
-        "engine's packages in a fresh process; evaluation is that of the test data.",
+        "engine's packages in a fresh process, with the start of its runtime; evaluation is that of the test data.",
+        *row_helpers.compilation_notes(view, "time", view.engines()),
         *row_helpers.seeds_note(view),
     )
     return engine_table(view, ("time",), cells, notes, wide=True)

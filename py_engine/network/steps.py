@@ -271,7 +271,7 @@ class Replay:
 
         def run_shard(k: int) -> None:
             self.shards[k].run(x, y, rows)
-            _call_all(self._leave[k])
+            self._leave_for_sum(k)
 
         self._for_each_shard(run_shard)
         self._sum()
@@ -290,7 +290,7 @@ class Replay:
 
             def run_shard(k: int, of_shards: list[list[Cost]] = of_shards) -> None:
                 of_shards[k] = self.shards[k].tape.costs()
-                _call_all(self._leave[k])
+                self._leave_for_sum(k)
 
             self._for_each_shard(run_shard)
             before = time.perf_counter()
@@ -299,6 +299,12 @@ class Replay:
         ops = itertools.chain.from_iterable(zip(*of_shard, strict=True) for of_shard in zip(*runs, strict=True))
         least = (min(op, key=lambda cost: cost.seconds) for op in ops)
         return [cost._replace(seconds=cost.seconds / count) for cost in least], sums
+
+    def _leave_for_sum(self, k: int) -> None:
+        """Write what a shard leaves for the sum; numpy is silent about what is not finite, as in the tape."""
+        if self._leave[k]:
+            with np.errstate(all="ignore"):
+                _call_all(self._leave[k])
 
     def _for_each_shard(self, do: Callable[[int], None]) -> None:
         """Do this with each shard's number, in a thread each."""

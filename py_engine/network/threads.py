@@ -5,7 +5,9 @@ And `Trials`, which find out which way of using threads is the fastest.
 
 from __future__ import annotations
 
+import contextvars
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -38,6 +40,11 @@ WATCHED_SECONDS = 0.25
 """Seconds of runs in the chosen way after which they are compared with the comparison's, at least, and at least those
 of that comparison: if most took longer than with fewer threads, or were as much faster than they were then as tells
 that other work had the processors, it is made again. Twice as many the next time, if that confirms the choice."""
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Trials(Generic[Way]):
@@ -180,6 +187,8 @@ class Team:
     def __init__(self, size: int) -> None:
         self.size = size
         self._tasks: Sequence[Task] = ()
+        self._contexts: Sequence[contextvars.Context] = ()
+        """Of each further thread's task the caller's context variables."""
         self._errors: list[BaseException] = []
         self._go = [threading.Lock() for _ in range(size - 1)]
         """For each further thread, released when it has a task."""
@@ -201,10 +210,12 @@ class Team:
     def run(self, tasks: Sequence[Task], failed: Callable[[], Any] = lambda: None) -> None:
         """Run at most `size` tasks, each in its thread, and return when all are done, even where that is interrupted.
 
+        Each has the caller's context variables, among them what numpy does about overflows (`np.errstate`).
         An exception in one of them is raised here, after the others have finished. One in the caller's thread, or an
         interrupt, calls `failed` first: others may wait for what that thread does not do now.
         """
         self._tasks, self._errors = tasks, []
+        self._contexts = [contextvars.copy_context() for _ in tasks[1:]]  # a context is entered by one thread at a time
         self._started = self._finished = 0
         interrupt: KeyboardInterrupt | None = None
         try:
@@ -223,7 +234,7 @@ class Team:
                         self._done.acquire()
                 except KeyboardInterrupt as raised:
                     interrupt = raised
-            self._tasks = ()
+            self._tasks = self._contexts = ()
         if interrupt is not None:
             raise interrupt
         if self._errors:
@@ -242,7 +253,7 @@ class Team:
             if self._closed:
                 return
             try:
-                self._tasks[i + 1]()
+                self._contexts[i].run(self._tasks[i + 1])
             except BaseException as error:  # handed to the thread that waits
                 self._errors.append(error)
             finally:

@@ -16,7 +16,6 @@ Where that is rounded in another way, the size of the products decides.
 from __future__ import annotations
 
 import math
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -51,7 +50,7 @@ from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
 from py_engine.network.steps import Replay, Rows, Step, ThreadUse, make_step
-from py_engine.network.threads import Team
+from py_engine.network.threads import Team, usable_cores
 
 EVALUATION_BATCH = 1000
 """Samples per forward pass outside training."""
@@ -95,7 +94,7 @@ class Trainer:
         loss: a name from `losses.LOSSES`, or that loss with settings: `losses.get(name, class_weights=...)`.
         optimizer: the update rule; SGD(0.01) by default.
         batch_size: samples per step; a partial last batch has its own plan.
-        threads: how many to use, at most; None takes one per core.
+        threads: how many to use, at most; None takes one for each core that this process may use.
         accumulate: mini-batches whose mean gradient makes one update.
         techniques: the switches of the engine, for ablations.
         communicator: the processes that train together, such as `mpi4py.MPI.COMM_WORLD`, each with a trainer of the
@@ -114,7 +113,7 @@ class Trainer:
         techniques: Techniques = Techniques(),  # noqa: B008  (frozen)
         communicator: Communicator | None = None,
     ) -> None:
-        self.threads = threads if threads is not None else os.cpu_count() or 1
+        self.threads = threads if threads is not None else usable_cores()
         if not isinstance(chain, Chain):
             raise ConfigurationError(f"Trainer: expected a Chain of layers, actual {chain!r}")
         for name, value in (("batch_size", batch_size), ("threads", self.threads), ("accumulate", accumulate)):
@@ -174,8 +173,9 @@ class Trainer:
             f"{chain.takes_ids}.weight"  # the matrix with lazy updates, while its gradient is zeros
         )
         self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
-        # Of the last updates with that: seconds, and bytes that are moved, but for `Replay.gradient_bytes`.
-        self._updates: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        # Of the last updates with that: seconds, bytes that are moved but for `Replay.gradient_bytes`, and whether rows
+        # were updated lazily.
+        self._updates: deque[tuple[float, int, bool]] = deque(maxlen=WINDOW)
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
         self._blas = ThreadpoolController()
@@ -281,8 +281,10 @@ class Trainer:
     def costs(self) -> list[Cost]:
         """Return what each op of the last planned step takes, timed as it runs beside those of the other threads.
 
-        The last of them is the update, with the sums of the threads' gradients before it. What else a step takes is for
-        gathering the rows, looking for NaN, and waiting. Empty without a step that is replayed; nothing is changed.
+        The last of them is the update, with the sums of the threads' gradients before it: the least seconds of the last
+        updates, as of several repeats of the ops; their mean where rows are updated lazily, since one of these updates
+        does what the others leave. What else a step takes is for gathering the rows, looking for NaN, and waiting.
+        Empty without a step that is replayed; nothing is changed.
         """
         step = self._planned
         if not isinstance(step, Replay):
@@ -291,7 +293,7 @@ class Trainer:
         with self._streams.unchanged(), self._using(step):
             found, sums = step.costs()
         if self._updates:
-            seconds, moved = (sum(numbers) / len(self._updates) for numbers in zip(*self._updates, strict=True))
+            seconds, moved = _usual_update(self._updates)
             found.append(Cost(UPDATE, "", sums + seconds / self.accumulate, step.gradient_bytes + int(moved), 0))
         return found
 
@@ -476,8 +478,8 @@ class Trainer:
             lazy.clear()
             self._zeroed = name
             if self._updates:
-                seconds, moved = self._updates[-1]
-                self._updates[-1] = seconds + perf_counter() - begun, moved + lazy.moved - before
+                seconds, moved, _ = self._updates[-1]
+                self._updates[-1] = seconds + perf_counter() - begun, moved + lazy.moved - before, True
 
     def _run(self, step: Step, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
@@ -530,7 +532,7 @@ class Trainer:
             if self.accumulate > 1:
                 self._pending = 0
                 self._total.vector[...] = 0
-        self._updates.append((perf_counter() - before, self._moved(step)))
+        self._updates.append((perf_counter() - before, self._moved(step), self._lazy is not None))
 
     def _moved(self, step: Step) -> int:
         """Bytes that the update after a step has moved, but for `Replay.gradient_bytes`."""
@@ -568,8 +570,7 @@ class Trainer:
         found: list[float] = []
 
         def add(part: slice) -> None:
-            with np.errstate(over="ignore", invalid="ignore"):  # a thread does not know the caller's
-                found.append(float(vector[part].dot(vector[part])))
+            found.append(float(vector[part].dot(vector[part])))
 
         team = self._all_threads()
         team.run([partial(add, part) for part in stretches(vector.size, team.size)])
@@ -800,6 +801,13 @@ class Trainer:
 def _one_hot_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """With targets as one-hot rows, for an ablation."""
     return -ops.mean(ops.sum(targets * ops.log_softmax(outputs), -1))
+
+
+def _usual_update(updates: Collection[tuple[float, int, bool]]) -> tuple[float, float]:
+    """Return seconds and moved bytes of an update: of the fastest one, or the means where some leave work to others."""
+    if not any(lazily for *_, lazily in updates):
+        return min(updates)[:2]
+    return sum(seconds for seconds, *_ in updates) / len(updates), sum(moved for _, moved, _ in updates) / len(updates)
 
 
 def _as_rates(rates: ArrayLike) -> NDArray[np.float64]:

@@ -7,6 +7,8 @@ and optimizers are in `test_reference_layers.py`.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,40 @@ def test_the_papers_networks(reference: str, name: str, compare_with_torch: Made
 
 
 # --- What is not PyTorch's ---
+
+SETTING = {
+    "jax": "import jax; jax.config.update('jax_num_cpu_devices', {})",
+    "tensorflow": "import tensorflow; tensorflow.config.threading.set_intra_op_parallelism_threads({})",
+}
+"""What raises a RuntimeError once the runtime is there."""
+
+START = """
+import sys
+from bridge import registry
+from bridge.session import Starting
+sessions = registry.get(sys.argv[1]).load()
+exec(sys.argv[2].format(1))
+assert isinstance(sessions, Starting)
+sessions.start(2)
+if "tensorflow" in sys.modules:
+    assert sys.modules["tensorflow"].config.threading.get_intra_op_parallelism_threads() == 2
+try:
+    exec(sys.argv[2].format(3))
+except RuntimeError:
+    print("started")
+"""
+
+
+def test_the_runtime_starts_before_the_first_session_and_not_with_the_import(
+    reference: str,
+) -> None:
+    found = registry.availability(reference)
+    if not found.ok:
+        pytest.skip(found.reason)
+    command = [sys.executable, "-c", START, reference, SETTING[reference]]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert done.stdout.endswith("started\n"), done.stderr
 
 
 def test_dropout_drops_in_training_and_only_there(reference: str, model: Made, session_of: Made) -> None:

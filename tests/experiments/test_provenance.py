@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,6 +77,29 @@ def test_what_decides_how_memory_is_allocated_is_among_the_settings(monkeypatch:
     monkeypatch.setenv("NO_MALLOC_", "1")
     added = {"MALLOC_ARENA_MAX": "1", "LD_PRELOAD": "another.so"}
     assert provenance.settings() == {"settings": before.get("settings", {}) | added}
+
+
+def test_what_decides_how_runtimes_compute_is_among_the_settings_without_places_and_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in list(os.environ):
+        if provenance.RUNTIMES.fullmatch(name):
+            monkeypatch.delenv(name)
+    before = provenance.settings().get("settings", {})
+    added = {
+        **{"OMP_WAIT_POLICY": "passive", "OMP_PROC_BIND": "close", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"},
+        **{"MKL_CBWR": "COMPATIBLE", "TORCHINDUCTOR_FREEZING": "1", "TORCH_COMPILE_DISABLE": "1"},
+        **{"JAX_ENABLE_X64": "1", "TF_DETERMINISTIC_OPS": "1", "JULIA_NUM_GC_THREADS": "2"},
+    }
+    places = {"JAX_COMPILATION_CACHE_DIR": "cache", "TF_XLA_DUMP": f"somewhere{os.sep}here"}
+    ignored = (
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "JULIA_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"),  # workers set them
+        *("TF_ENABLE_ONEDNN_OPTS", "JULIA_DEPOT_PATH", "JULIA_PROJECT", "JULIA_PKG_SERVER", "TORCH_HOME"),
+        *("TF_CPP_MIN_LOG_LEVEL", "JULIA_ACCESS_TOKEN", "JAX_SECRET", "NO_OMP_WAIT_POLICY", "OMP_EMPTY"),
+    )
+    for name, value in {**added, **places, **dict.fromkeys(ignored, "7"), "OMP_EMPTY": ""}.items():
+        monkeypatch.setenv(name, value)
+    assert provenance.settings() == {"settings": before | added | dict.fromkeys(places, "set")}
 
 
 def test_what_others_had_of_the_cores_leaves_out_what_ran_here(monkeypatch: pytest.MonkeyPatch) -> None:

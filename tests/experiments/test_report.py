@@ -589,6 +589,25 @@ def test_a_system_image_gives_way_to_runs_without_one(fake: ModuleType, view_of:
         assert "TwinGrad Julia" in note
 
 
+@pytest.mark.parametrize(
+    ("version", "keeps"),
+    [("1.5.3", False), ("1.5.3 backend embedded sysimage 0123456789abcdef", True), ("1.12.2 backend juliacall", True)],
+)
+def test_what_is_compiled_anew_and_what_is_kept_is_said_once(
+    version: str, keeps: bool, fake: ModuleType, view_of: ViewOf
+) -> None:
+    said = "PyTorch compiled compiles anew in each run, with one thread"
+    sweep = fake.rows(seeds=1)
+    for item in runs_of(sweep, "julia"):
+        item["framework_version"] = f"julia {version}"
+    for made in (tables.epoch_times(view_of(sweep)), tables.PRODUCERS["first_and_average_times"](view_of(sweep))):
+        (note,) = (note for note in made.notes if said in note)
+        assert note.endswith("; of TwinGrad Julia the machine keeps compiled code from run to run.") is keeps
+        assert note.endswith("by default.") is not keeps
+    alone = fake.rows(seeds=1, engines=("julia", "torch"))
+    assert not any(said in note for note in tables.epoch_times(view_of(alone)).notes)
+
+
 # ----------------------------------------------------------------------------------------------------------
 # Missing, mixed, sample
 

@@ -267,6 +267,20 @@ def study(tmp_path: Path, **changed: Any) -> Paper:
     return papers.loads(f"{head}[runs.full]\n{more}\n[runs.quick]\n{more}\n[runs.sample]\n{more}\n")
 
 
+def test_ops_are_set_beside_the_fastest_round(tmp_path: Path, rates: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[float] = []
+
+    def noted(costs: Any, step: float) -> dict[str, Any]:
+        steps.append(step)
+        return slowest(costs, step)
+
+    slowest = measured.slowest
+    monkeypatch.setattr(measured, "slowest", noted)
+    rows = swept(study(tmp_path), tmp_path, ["numpy"])["sizes"]
+    of_batch = [[row["microseconds_per_step"] for row in rows if row["batch"] == batch] for batch in (2, 4)]
+    assert steps == [min(found) / 1e6 for found in of_batch]
+
+
 def swept(paper: Paper, folder: Path, engines: list[str]) -> dict[str, Any]:
     results = Results(folder)
     with results.locked():
@@ -744,6 +758,7 @@ def test_start_up_from_a_system_image_is_called_that(image: bool, fake: ModuleTy
         if image and item["engine"] == "julia":
             item["framework_version"] = "julia 1.5.3 sysimage 0123456789abcdef"
     notes = sizes_targets.sizes_start(view_of(rows, paper="sizes")).notes
+    assert sum("compiles anew in each run" in note for note in notes) == 1
     with_image = "embedded in Python's process, started from a system image."
     assert any(note.endswith(with_image) for note in notes) is image
     assert any(note.endswith("started without a system image.") for note in notes) is not image
@@ -822,7 +837,8 @@ def test_the_target_of_julia_s_start_up_is_that_of_its_backend(
 
 def test_memory_is_compared_with_pytorch_s(fake: ModuleType, view_of: ViewOf) -> None:
     rows = with_facts(fake.rows("sizes", seeds=0, data_source="generated"), memory_bytes=3e6)
-    made = sizes_targets.sizes_memory(view_of(rows, paper="sizes"))
+    view = view_of(rows, paper="sizes")
+    made = sizes_targets.sizes_memory(view)
     assert made.rows[0]["numpy_memory_ratio"] == 3 and made.rows[1]["numpy_memory_ratio"] == 1
     assert made.rows[0]["numpy_peak_ratio"] == pytest.approx(203 / 201)
     assert "| 3.00 MB (203 MB) | 3.00 × | 1.00 MB (201 MB) | 1.00 |" in to_markdown(made)
@@ -830,6 +846,12 @@ def test_memory_is_compared_with_pytorch_s(fake: ModuleType, view_of: ViewOf) ->
         note.startswith("TwinGrad numpy, peak at most PyTorch's: over the level in 84 of 126 rows")
         for note in made.notes
     )
+    (note,) = (note for note in made.notes if "own copy of the data" in note)
+    copying = [name for name in sizes_targets.engines_of(view) if name in ("tensorflow", "tensorflow-xla", "jax")]
+    assert copying and note.startswith(f"The memory of {', '.join(map(view.label, copying))} contains")
+    without = {name: [row for row in found if row["engine"] not in copying] for name, found in rows.items()}
+    notes = sizes_targets.sizes_memory(view_of(without, paper="sizes")).notes
+    assert not any("own copy of the data" in note for note in notes)
 
 
 def test_two_threads_are_compared_with_one_by_the_ratios_in_the_same_round(fake: ModuleType, view_of: ViewOf) -> None:

@@ -606,9 +606,16 @@ def test_a_race_with_a_step_below_its_limit_is_kept_and_has_failed(
     paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = iter([Rates(1e6, {1: 1e18}, {"numpy": 0.0}), Rates(1e9, {1: 1e18}, {"numpy": 0.0})])
-    monkeypatch.setattr(roofline, "measure", lambda *_: next(measured))  # before the race and after it
+    asked: list[Any] = []
+
+    def measure(work: Any, dtype: str, threads: int, sizes: Any) -> Rates:  # before the race and after it
+        asked.append(sizes)
+        return next(measured)
+
+    monkeypatch.setattr(roofline, "measure", measure)
     jobs = sweep.plan(paper, engine_names=["torch", "numpy"], measures=["race"], threads=2)
     record = only(swept(tmp_path, jobs).records)
+    assert asked == 2 * [roofline.SIZES], "of memory each op has its own size"
     assert record["status"] == "failed"
     step = record["race"][-1]["microseconds_per_step"]
     limit = record["roofline"]["limit_microseconds"]

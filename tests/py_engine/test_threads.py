@@ -72,6 +72,21 @@ def test_a_team_that_is_interrupted_while_its_threads_start_ends_their_work_firs
     team.close()
 
 
+def test_tasks_have_what_the_caller_has_numpy_do_about_overflows():
+    team, found = Team(3), []
+    for how in ("ignore", "raise", "warn"):
+        found.clear()
+        with np.errstate(over=how):
+            team.run([lambda: found.append(np.geterr()["over"])] * 3)
+        assert found == [how] * 3
+    team.run([lambda: np.seterr(over="ignore")] * 3)
+    np.seterr(over="warn")
+    found.clear()
+    team.run([lambda: found.append(np.geterr()["over"])] * 3)
+    assert found == ["warn"] * 3, "what a task has set is gone with it"
+    team.close()
+
+
 def test_a_team_runs_fewer_tasks_than_it_has_threads():
     team, done = Team(3), []
     for count in (1, 3, 2, 1, 3):

@@ -39,11 +39,13 @@ from py_engine.network import (
     AdamW,
     BatchNorm,
     Chain,
+    Conv1D,
     Conv2D,
     Dense,
     Dropout,
     Embedding,
     Flatten,
+    GlobalMaxPool,
     Layer,
     PermuteDims,
     Reshape,
@@ -1162,6 +1164,60 @@ def test_an_overflow_names_the_first_op_and_layer(batch):
     chain.parameters.arrays["narrow.weight"][...] = 1e30
     with pytest.raises(NonFiniteError, match=r"step 1 .* op 'matmul' in layer 'narrow' was the first"):
         Trainer(chain, batch_size=20, threads=1).train_epoch(x, y)
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_threads_share_the_products_an_overflow_is_no_warning(batch, monkeypatch):
+    share_small_products(monkeypatch)
+    monkeypatch.setattr(steps, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(steps, "LARGE_PRODUCT", 0)
+    chain = dropping_chain()
+    trainer = Trainer(chain, batch_size=20, threads=2)
+    x, y = batch[0][:20], batch[1][:20]
+    trainer.loss_and_gradients(x, y)
+    assert trainer.threads_in_step() == "products shared by 2 threads"
+    for name in ("dense.weight", "dense2.weight"):
+        chain.parameters.arrays[name][...] = 3e38
+    with pytest.raises(NonFiniteError, match="op 'matmul"):
+        trainer.train_epoch(x, y)
+    trainer.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_overflow_in_what_the_parts_of_a_split_batch_leave_for_the_sum_is_no_warning(rng):
+    """The gradient by word vectors is a product of each part, beside its tape."""
+    ids = np.concatenate([rng.integers(1, 25, (10, 10)), rng.integers(25, 50, (10, 10))])  # no word is in both parts
+    y = rng.integers(0, CLASSES, 20)
+    layers = PermuteDims(1, 0), Conv1D(16, 8, 3), Activation("relu"), GlobalMaxPool(), Dense(8, CLASSES)
+    chain = Chain(Embedding(50, 16), *layers, seed=0)
+    trainer = Trainer(chain, batch_size=20, threads=2, techniques=Techniques(split_batch=True))
+    trainer.loss_and_gradients(ids, y)
+    chain.parameters.arrays["embedding.weight"][...] *= 1e-38
+    chain.parameters.arrays["conv1d.weight"][...] *= 1e38
+    chain.parameters.arrays["dense.weight"][...] *= 1e3
+    with pytest.raises(NonFiniteError, match="the gradient is not finite"):
+        trainer.train_epoch(ids, y)
+    trainer.close()
+
+
+def test_a_trainer_has_a_thread_for_each_core_that_the_process_may_use(batch, monkeypatch):
+    monkeypatch.setattr(threads_module.os, "sched_getaffinity", lambda _: {1, 4, 5}, raising=False)
+    monkeypatch.setattr(threads_module.os, "cpu_count", lambda: 64)
+    assert Trainer(recurrent_chain()).threads == 3
+    monkeypatch.delattr(threads_module.os, "sched_getaffinity")
+    assert Trainer(recurrent_chain()).threads == 64
+    assert Trainer(recurrent_chain(), threads=2).threads == 2
+
+
+def test_the_seconds_of_an_update_are_the_least_and_the_mean_where_rows_are_updated_lazily(batch):
+    trainer = Trainer(recurrent_chain(), batch_size=20, threads=1)
+    trainer.train_epoch(batch[0][:20], batch[1][:20])
+    for lazily, seconds, moved in ((False, 1.0, 10), (True, 2.0, 30)):
+        trainer._updates.clear()
+        trainer._updates.extend([(3.0, 50, lazily), (1.0, 10, False)])
+        update = trainer.costs()[-1]
+        assert 0 <= update.seconds - seconds < 0.5 and update.moved == trainer._planned.gradient_bytes + moved
+    trainer.close()
 
 
 def test_a_parameter_that_is_nan_already_is_named(batch):
