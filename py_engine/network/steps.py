@@ -235,8 +235,8 @@ class Replay:
         self._dense: list[list[Call]] = [[] for _ in range(count)]
         for part in dense:
             for calls, piece in zip(self._dense, stretches(part.stop - part.start, count), strict=False):
-                total, *more = (shard.gradient.vector[part][piece] for shard in shards)
-                calls += [partial(np.add, total, one, out=total) for one in more]
+                total, *rest = (shard.gradient.vector[part][piece] for shard in shards)
+                calls += [partial(np.add, total, one, out=total) for one in rest]
 
     @property
     def gradient_bytes(self) -> int:
