@@ -327,17 +327,18 @@ class Replay:
             raise
 
     def _sum(self) -> None:
-        """Add up the shards' gradients."""
+        """Add up the shards' gradients, in threads that have their caller's `np.errstate`."""
         if len(self.shards) == 1:
             _call_all(self._add)
             return
         assert self._team is not None
-        if len(self._dense) > 1:
-            self._team.run([partial(_silently, calls) for calls in self._dense])
-        else:
-            _silently(self._dense[0])
-        if self._add:
-            self._team.run(self._add)
+        with np.errstate(all="ignore"):
+            if len(self._dense) > 1:
+                self._team.run([partial(_call_all, calls) for calls in self._dense])
+            else:
+                _call_all(self._dense[0])
+            if self._add:
+                self._team.run(self._add)
 
     def diagnose(self) -> NonFiniteError | None:
         """Replay op by op."""
@@ -362,12 +363,6 @@ def _is_looked_up(program: Program, name: str, gradient: Equation) -> bool:
 def _call_all(calls: Sequence[Call]) -> None:
     for call in calls:
         call()
-
-
-def _silently(calls: Sequence[Call]) -> None:
-    """Make calls in a thread, which does not know its caller's `np.errstate`."""
-    with np.errstate(all="ignore"):
-        _call_all(calls)
 
 
 def _dense_parts(layout: Layout, without: Collection[str]) -> list[slice]:
