@@ -23,7 +23,7 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.channels_last import Placed, channels_last
+from bridge.channels_last import Layout, channels_last, layouts
 from bridge.checks import TensorSession, check_known
 from bridge.layers import (
     RBF,
@@ -79,7 +79,7 @@ class TensorFlowSession(TensorSession):
         weights.check(params, spec, dtype)
         _set_threads(threads)
         self._placed = channels_last(spec)
-        self._layouts = {name: _layout(name, self._placed) for name in spec.parameters()}
+        self._layouts = layouts(spec, self._placed)
         loss, count_right = _LOSSES[spec.loss.op]
         self._loss = partial(loss, **spec.loss.settings())
         self._count_right = partial(count_right, ignored=self._check.loss.ignored_class)
@@ -139,7 +139,7 @@ class TensorFlowSession(TensorSession):
                 found[name] = draw(init.RandomUniform, shape, number, minval=-0.05, maxval=0.05)
             elif isinstance(layer, Convolution) and kind == "weight":
                 kernel = draw(init.GlorotUniform, (*shape[2:], shape[1], shape[0]), number)
-                found[name] = _kernel_shown(kernel)
+                found[name] = Layout(is_kernel=True).shown(kernel)
             elif kind == "recurrent":
                 found[name] = draw(init.Orthogonal, shape, number)
             elif kind == "weight" and isinstance(layer, Dense | Recurrent):
@@ -200,42 +200,6 @@ def _set_threads(threads: int) -> None:
         tf.config.set_visible_devices([], "GPU")  # all engines compute on the CPU
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-
-
-# Parameters -----------------------------------------------------------------------------------------------------------
-
-
-class _Layout:
-    """A parameter in the layout of the spec, and as TensorFlow has it: kernels (…, channels, filters)."""
-
-    def __init__(self, is_kernel: bool, rows: Array | None) -> None:
-        self._is_kernel = is_kernel
-        self._rows = rows
-
-    def stored(self, array: Array) -> Array:
-        if self._is_kernel:
-            array = np.moveaxis(array, (0, 1), (-1, -2))
-        return array if self._rows is None else array[self._rows]
-
-    def shown(self, array: Array) -> Array:
-        """As a copy."""
-        if self._is_kernel:
-            return _kernel_shown(array)
-        made = np.empty_like(array)
-        made[... if self._rows is None else self._rows] = array
-        return made
-
-
-def _kernel_shown(kernel: Array) -> Array:
-    return np.array(np.moveaxis(kernel, (-1, -2), (0, 1)), order="C")
-
-
-def _layout(name: str, placed: list[Placed]) -> _Layout:
-    owner, _, kind = name.rpartition(".")
-    (here,) = (p for p in placed if p.layer is not None and p.layer.id == owner)
-    if kind != "weight":
-        return _Layout(False, None)
-    return _Layout(isinstance(here.layer, Convolution), here.rows)
 
 
 # The network ----------------------------------------------------------------------------------------------------------
