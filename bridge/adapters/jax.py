@@ -255,35 +255,43 @@ def _dense(layer: Dense, run: _Run, x: Tensor) -> Tensor:
 def _recurrent(layer: Recurrent, run: _Run, x: Tensor) -> Tensor:
     inputs = x @ run.params[f"{layer.id}.weight"] + run.params[f"{layer.id}.bias"]
     cell = partial(_CELLS[layer.op], layer, run.params[f"{layer.id}.recurrent"])
-    state = (jnp.zeros((len(x), layer.units), x.dtype),) * (2 if layer.op == "lstm" else 1)
     sequence = layer.returns == "sequence"
     if x.shape[1] <= _UNROLLED:
-        outputs = []
+        state, outputs = None, []
         for step in range(x.shape[1]):
             state = cell(inputs[:, step], state)
             outputs.append(state[0])
-        return jnp.stack(outputs, 1) if sequence else state[0]
+        return jnp.stack(outputs, 1) if sequence else outputs[-1]
 
     def body(state: Any, now: Tensor) -> tuple[Any, Tensor | None]:
         state = cell(now, state)
         return state, state[0] if sequence else None
 
+    state = (jnp.zeros((len(x), layer.units), x.dtype),) * (2 if layer.op == "lstm" else 1)
     state, states = lax.scan(body, state, jnp.swapaxes(inputs, 0, 1))
     return jnp.swapaxes(states, 0, 1) if sequence else state[0]
 
 
-def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (_ACTIVATIONS[layer.activation](x + state[0] @ recurrent),)
+State: TypeAlias = tuple[Tensor, ...] | None
+"""What a cell keeps from step to step; None before the first, which stands for zeros."""
 
 
-def _lstm_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    take, keep, new, show = jnp.split(x + state[0] @ recurrent, 4, 1)
-    cell = jax.nn.sigmoid(keep) * state[1] + jax.nn.sigmoid(take) * jnp.tanh(new)
+def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
+    return (_ACTIVATIONS[layer.activation](x if state is None else x + state[0] @ recurrent),)
+
+
+def _lstm_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
+    take, keep, new, show = jnp.split(x if state is None else x + state[0] @ recurrent, 4, 1)
+    cell = jax.nn.sigmoid(take) * jnp.tanh(new)
+    if state is not None:
+        cell = jax.nn.sigmoid(keep) * state[1] + cell
     return jax.nn.sigmoid(show) * jnp.tanh(cell), cell
 
 
-def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
     reset, update, new = jnp.split(x, 3, 1)
+    if state is None:
+        return ((1 - jax.nn.sigmoid(update)) * jnp.tanh(new),)
     reset_state, update_state, new_state = jnp.split(state[0] @ recurrent, 3, 1)
     new = jnp.tanh(new + jax.nn.sigmoid(reset + reset_state) * new_state)
     update = jax.nn.sigmoid(update + update_state)
