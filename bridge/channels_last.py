@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.layers import Dense, Flatten, Layer, PermuteDims
+from bridge.layers import Convolution, Dense, Flatten, Layer, PermuteDims
 from bridge.spec import ModelSpec
 
-__all__ = ["Placed", "channels_last"]
+__all__ = ["Layout", "Placed", "channels_last", "layouts"]
+
+Array = NDArray[Any]
 
 Axes = tuple[int, ...]
 
@@ -81,3 +84,34 @@ def _move(stored: Axes, wanted: Axes) -> Axes | None:
 
 def _next_is_dense(layers: Sequence[Layer]) -> bool:
     return next((isinstance(layer, Dense) for layer in layers if not layer.elementwise), False)
+
+
+class Layout:
+    """A parameter in the layout of the spec, and as such a framework has it: kernels (…, channels, filters)."""
+
+    def __init__(self, is_kernel: bool = False, rows: NDArray[np.int64] | None = None) -> None:
+        self._is_kernel = is_kernel
+        self._rows = rows
+
+    def stored(self, array: Array) -> Array:
+        """As the framework has it, perhaps as a view."""
+        if self._is_kernel:
+            array = np.moveaxis(array, (0, 1), (-1, -2))
+        return array if self._rows is None else array[self._rows]
+
+    def shown(self, array: Array) -> Array:
+        """In the layout of the spec, as a copy."""
+        if self._is_kernel:
+            return np.array(np.moveaxis(array, (-1, -2), (0, 1)), order="C")
+        made = np.empty_like(array)
+        made[... if self._rows is None else self._rows] = array
+        return made
+
+
+def layouts(spec: ModelSpec, placed: Sequence[Placed]) -> dict[str, Layout]:
+    """The layout of every parameter, by its full name."""
+    found = {name: Layout() for name in spec.parameters()}
+    for here in placed:
+        if isinstance(here.layer, Convolution | Dense):
+            found[f"{here.layer.id}.weight"] = Layout(isinstance(here.layer, Convolution), here.rows)
+    return found

@@ -6,9 +6,10 @@ over. (A call of an engine in Julia trains up to 50 batches, one after the other
 `lax.scan` over the whole epoch would spare those calls, but it is no step that a training loop could look at or stop
 between, so its time would be that of something else.
 
-Parameters are a pytree in the layout of the spec. Channels come first, which is faster here than last; a maximum over
-up to four elements is written out, since XLA's own gradient of it takes three times as long on CPUs. Sequences of up to
-32 steps are unrolled, longer ones are a `lax.scan`. The optimizers are written out: epsilon has PyTorch's place.
+Convolutions, pools and batch normalisation have channels last, which is faster on CPUs than channels first;
+`bridge.channels_last` says what is left to transpose, and parameters are kept in that layout. A maximum over up to four
+elements is written out, since XLA's own gradient of it takes three times as long on CPUs. Sequences of up to 32 steps
+are unrolled, longer ones are a `lax.scan`. The optimizers are written out: epsilon has PyTorch's place.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jax import lax
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
+from bridge.channels_last import channels_last, layouts
 from bridge.checks import TensorSession, check_known
 from bridge.layers import (
     RBF,
@@ -87,7 +89,8 @@ class JaxSession(TensorSession):
         weights.check(params, spec, dtype)
         if dtype == np.float64:
             jax.config.update("jax_enable_x64", True)
-        self._layers, self._sources = spec.layers, spec.sources()
+        self._placed = channels_last(spec)
+        self._layouts = layouts(spec, self._placed)
         self._is_random = any(isinstance(layer, Dropout) for layer in spec.layers)
         loss, count_right = _LOSSES[spec.loss.op]
         self._loss = partial(loss, **spec.loss.settings())
@@ -95,7 +98,7 @@ class JaxSession(TensorSession):
         self._update = partial(_UPDATES[optimizer.name], optimizer)
         self._clip_norm = optimizer.clip_norm
         self._names = list(spec.parameters())
-        other = {name: jnp.array(params[name]) for name in self._names}
+        other = {name: jnp.array(self._layouts[name].stored(params[name])) for name in self._names}
         trained = {name: other.pop(name) for name, p in spec.parameters().items() if p.trainable}
         slots = [jax.tree.map(jnp.zeros_like, trained) for _ in range(_slots(optimizer))]
         # All that a step overwrites: trained parameters, other ones, the optimizer's arrays, the steps so far, and
@@ -181,7 +184,7 @@ class JaxSession(TensorSession):
         return losses
 
     def _arrays(self, tensors: Tensors) -> dict[str, Array]:
-        return {name: np.array(tensors[name]) for name in self._names if name in tensors}
+        return {name: self._layouts[name].shown(np.asarray(tensors[name])) for name in self._names if name in tensors}
 
     # What is compiled.
 
@@ -209,9 +212,10 @@ class JaxSession(TensorSession):
 
     def _network(self, run: _Run, x: Tensor) -> Tensor:
         made = [x]
-        for layer, sources in zip(self._layers, self._sources, strict=True):
-            x = _join(layer, [made[place + 1] for place in sources])
-            made.append(_LAYERS[layer.op](layer, run, x))
+        for placed in self._placed:
+            values = [_moved(made[place + 1], axes) for place, axes in placed.sources]
+            x = values[0] if placed.layer is None else _join(placed.layer, values)
+            made.append(x if placed.layer is None else _LAYERS[placed.layer.op](placed.layer, run, x))
         return made[-1]
 
     def _output(self, trained: Tensors, other: Tensors, x: Tensor) -> Tensor:
@@ -257,35 +261,43 @@ def _dense(layer: Dense, run: _Run, x: Tensor) -> Tensor:
 def _recurrent(layer: Recurrent, run: _Run, x: Tensor) -> Tensor:
     inputs = x @ run.params[f"{layer.id}.weight"] + run.params[f"{layer.id}.bias"]
     cell = partial(_CELLS[layer.op], layer, run.params[f"{layer.id}.recurrent"])
-    state = (jnp.zeros((len(x), layer.units), x.dtype),) * (2 if layer.op == "lstm" else 1)
     sequence = layer.returns == "sequence"
     if x.shape[1] <= _UNROLLED:
-        outputs = []
+        state, outputs = None, []
         for step in range(x.shape[1]):
             state = cell(inputs[:, step], state)
             outputs.append(state[0])
-        return jnp.stack(outputs, 1) if sequence else state[0]
+        return jnp.stack(outputs, 1) if sequence else outputs[-1]
 
     def body(state: Any, now: Tensor) -> tuple[Any, Tensor | None]:
         state = cell(now, state)
         return state, state[0] if sequence else None
 
+    state = (jnp.zeros((len(x), layer.units), x.dtype),) * (2 if layer.op == "lstm" else 1)
     state, states = lax.scan(body, state, jnp.swapaxes(inputs, 0, 1))
     return jnp.swapaxes(states, 0, 1) if sequence else state[0]
 
 
-def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (_ACTIVATIONS[layer.activation](x + state[0] @ recurrent),)
+State: TypeAlias = tuple[Tensor, ...] | None
+"""What a cell keeps from step to step; None before the first, which stands for zeros."""
 
 
-def _lstm_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    take, keep, new, show = jnp.split(x + state[0] @ recurrent, 4, 1)
-    cell = jax.nn.sigmoid(keep) * state[1] + jax.nn.sigmoid(take) * jnp.tanh(new)
+def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
+    return (_ACTIVATIONS[layer.activation](x if state is None else x + state[0] @ recurrent),)
+
+
+def _lstm_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
+    take, keep, new, show = jnp.split(x if state is None else x + state[0] @ recurrent, 4, 1)
+    cell = jax.nn.sigmoid(take) * jnp.tanh(new)
+    if state is not None:
+        cell = jax.nn.sigmoid(keep) * state[1] + cell
     return jax.nn.sigmoid(show) * jnp.tanh(cell), cell
 
 
-def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
     reset, update, new = jnp.split(x, 3, 1)
+    if state is None:
+        return ((1 - jax.nn.sigmoid(update)) * jnp.tanh(new),)
     reset_state, update_state, new_state = jnp.split(state[0] @ recurrent, 3, 1)
     new = jnp.tanh(new + jax.nn.sigmoid(reset + reset_state) * new_state)
     update = jax.nn.sigmoid(update + update_state)
@@ -293,6 +305,10 @@ def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tenso
 
 
 _CELLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {"rnn": _rnn_cell, "lstm": _lstm_cell, "gru": _gru_cell}
+
+
+def _moved(x: Tensor, axes: tuple[int, ...] | None) -> Tensor:
+    return x if axes is None else jnp.transpose(x, (0, *(1 + axis for axis in axes)))
 
 
 def _join(layer: Layer, values: list[Tensor]) -> Tensor:
@@ -346,38 +362,42 @@ def _dropout(layer: Dropout, run: _Run, x: Tensor) -> Tensor:
 def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:
     at = layer.geometry
     settings = {"window_strides": at.stride, "padding": at.padding, "rhs_dilation": at.dilation}
-    return _convolved(layer, run, x, run.params[f"{layer.id}.weight"], settings)
+    return _convolved(layer, run, x, run.params[f"{layer.id}.weight"], "IO", settings)
 
 
 def _transposed(layer: TransposedConvolution, run: _Run, x: Tensor) -> Tensor:
     """A convolution of the input with zeros between its elements, by the kernels turned round."""
     at, weight = layer.geometry, run.params[f"{layer.id}.weight"]
-    channels, filters, *kernel = weight.shape
-    by_group = weight.reshape(layer.groups, channels // layer.groups, filters, *kernel).swapaxes(1, 2)
-    turned = jnp.flip(by_group.reshape(-1, channels // layer.groups, *kernel), tuple(range(2, x.ndim)))
+    *kernel, filters, channels = weight.shape  # filters of a group, channels of all
+    inside = channels // layer.groups
+    by_group = jnp.swapaxes(weight.reshape(*kernel, filters, layer.groups, inside), -3, -2)
+    turned = jnp.flip(by_group.reshape(*kernel, -1, inside), tuple(range(len(kernel))))
     padding = [
         (extent - 1 - before, extent - 1 - after + extra)
         for extent, (before, after), extra in zip(at.extent, at.padding, layer.extra, strict=True)
     ]
     ones = (1,) * len(at.size)
     settings = {"window_strides": ones, "padding": padding, "lhs_dilation": at.stride, "rhs_dilation": at.dilation}
-    return _convolved(layer, run, x, turned, settings)
+    return _convolved(layer, run, x, turned, "OI", settings)
 
 
-def _convolved(layer: Convolution, run: _Run, x: Tensor, weight: Tensor, settings: Mapping[str, Any]) -> Tensor:
+def _convolved(
+    layer: Convolution, run: _Run, x: Tensor, weight: Tensor, order: str, settings: Mapping[str, Any]
+) -> Tensor:
+    """The product with kernels whose last two axes are channels and filters in this order ("IO" or "OI")."""
     axes = "DHW"[: x.ndim - 2]
     product = lax.conv_general_dilated(
         x,
         weight,
-        dimension_numbers=(f"NC{axes}", f"OI{axes}", f"NC{axes}"),
+        dimension_numbers=(f"N{axes}C", f"{axes}{order}", f"N{axes}C"),
         feature_group_count=layer.groups,
         **settings,
     )
-    return product + _by_channel(run.params[f"{layer.id}.bias"], x) if layer.bias else product
+    return product + run.params[f"{layer.id}.bias"] if layer.bias else product
 
 
 def _interpolate(layer: Interpolate, run: _Run, x: Tensor) -> Tensor:
-    for axis, places in enumerate(layer.places(x.shape[1:]), 2):
+    for axis, places in enumerate(layer.places((x.shape[-1], *x.shape[1:-1])), 1):
         first, share = np.array([at for at, _ in places]), np.array([part for _, part in places], x.dtype)
         before = jnp.take(x, first, axis)
         if share.any():
@@ -387,21 +407,17 @@ def _interpolate(layer: Interpolate, run: _Run, x: Tensor) -> Tensor:
     return x
 
 
-def _by_channel(vector: Tensor, x: Tensor) -> Tensor:
-    return vector.reshape(-1, *[1] * (x.ndim - 2))
-
-
 def _max_pool(layer: Pool, run: _Run, x: Tensor) -> Tensor:
     at = layer.geometry
     if math.prod(at.size) > _WRITTEN_OUT and set(at.dilation) == {1}:
         return _windows(layer, x, -math.inf, lax.max)
-    x = jnp.pad(x, ((0, 0), (0, 0), *at.filled(x.shape[2:])), constant_values=-math.inf)
+    x = jnp.pad(x, ((0, 0), *at.filled(x.shape[1:-1]), (0, 0)), constant_values=-math.inf)
     largest = None
     for corner in itertools.product(*map(range, at.size)):
         # What is at this place of every window.
         first = [place * dilation for place, dilation in zip(corner, at.dilation, strict=True)]
-        last = (start + n - extent + 1 for start, n, extent in zip(first, x.shape[2:], at.extent, strict=True))
-        found = x[:, :, *map(slice, first, last, at.stride)]
+        last = (start + n - extent + 1 for start, n, extent in zip(first, x.shape[1:-1], at.extent, strict=True))
+        found = x[:, *map(slice, first, last, at.stride)]
         if largest is None:
             largest = found
             continue
@@ -411,29 +427,29 @@ def _max_pool(layer: Pool, run: _Run, x: Tensor) -> Tensor:
 
 
 def _avg_pool(layer: Pool, run: _Run, x: Tensor) -> Tensor:
-    counts = layer.geometry.counted(x.shape[2:], layer.counts_padding)
+    counts = layer.geometry.counted(x.shape[1:-1], layer.counts_padding)
     counted = functools.reduce(operator.mul, np.ix_(*(np.maximum(n, 1) for n in counts)))
     sums = _windows(layer, x, 0.0, lax.add)
     whole = math.prod(layer.geometry.size)
-    return sums / whole if np.all(counted == whole) else sums / counted.astype(x.dtype)
+    return sums / whole if np.all(counted == whole) else sums / counted.astype(x.dtype)[..., None]
 
 
 def _windows(layer: Pool, x: Tensor, start: float, reduce: Any) -> Tensor:
     at, first = layer.geometry, np.array(start, x.dtype)[()]
-    padding = ((0, 0), (0, 0), *at.filled(x.shape[2:]))
+    padding = ((0, 0), *at.filled(x.shape[1:-1]), (0, 0))
     return lax.reduce_window(
-        x, first, reduce, (1, 1, *at.size), (1, 1, *at.stride), padding, window_dilation=(1, 1, *at.dilation)
+        x, first, reduce, (1, *at.size, 1), (1, *at.stride, 1), padding, window_dilation=(1, *at.dilation, 1)
     )
 
 
 def _global_max(layer: Layer, run: _Run, x: Tensor) -> Tensor:
-    x = x.reshape(*x.shape[:2], -1)
-    where = lax.stop_gradient(x).argmax(-1, keepdims=True)  # of equal ones the first alone has the gradient
-    return jnp.take_along_axis(x, where, -1, mode="promise_in_bounds")[..., 0]
+    x = x.reshape(x.shape[0], -1, x.shape[-1])
+    where = lax.stop_gradient(x).argmax(1, keepdims=True)  # of equal ones the first alone has the gradient
+    return jnp.take_along_axis(x, where, 1, mode="promise_in_bounds")[:, 0]
 
 
 def _global_average(layer: Layer, run: _Run, x: Tensor) -> Tensor:
-    return x.mean(tuple(range(2, x.ndim)))
+    return x.mean(tuple(range(1, x.ndim - 1)))
 
 
 def _embedding(layer: Embedding, run: _Run, x: Tensor) -> Tensor:
@@ -443,7 +459,7 @@ def _embedding(layer: Embedding, run: _Run, x: Tensor) -> Tensor:
 
 
 def _permuted(layer: PermuteDims, run: _Run, x: Tensor) -> Tensor:
-    return jnp.transpose(x, (0, *(1 + axis for axis in layer.axes)))
+    return x  # `channels_last` has seen to it
 
 
 def _rbf(layer: RBF, run: _Run, x: Tensor) -> Tensor:
@@ -456,16 +472,16 @@ def _batch_norm(layer: BatchNorm, run: _Run, x: Tensor) -> Tensor:
         run.params[f"{layer.id}.{name}"] for name in ("scale", "shift", "running_mean", "running_var")
     )
     if run.training:
-        axes = (0, *range(2, x.ndim))
+        axes = tuple(range(x.ndim - 1))
         before = {"mean": mean, "var": variance}
         mean, variance = x.mean(axes), x.var(axes)
-        count = x.size // x.shape[1]
+        count = math.prod(x.shape[:-1])
         now = {"mean": mean, "var": variance * (count / max(count - 1, 1))}
         for name, value in before.items():
             moved = value + layer.momentum * (lax.stop_gradient(now[name]) - value)
             run.running[f"{layer.id}.running_{name}"] = moved
     factor = scale * lax.rsqrt(variance + layer.eps)
-    return (x - _by_channel(mean, x)) * _by_channel(factor, x) + _by_channel(shift, x)
+    return (x - mean) * factor + shift
 
 
 def _layer_norm(layer: LayerNorm, run: _Run, x: Tensor) -> Tensor:

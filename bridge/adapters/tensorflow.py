@@ -2,9 +2,10 @@
 which gathers its batch from constants and updates variables in place; losses are read when the epoch is over.
 
 Convolutions and pools have channels last, the only order that TensorFlow has for them on CPUs; `bridge.channels_last`
-says what is left to transpose. Optimizers are TensorFlow's own fused updates, where their formulas can be made
-PyTorch's; only RMSProp, which adds epsilon elsewhere, is written out. Sequences of up to 32 steps are unrolled, longer
-ones are a `tf.scan`.
+says what is left to transpose. Batches of large images are normalised by the fused kernel, except with XLA, for which
+a maximum over up to four elements is written out. Optimizers are TensorFlow's own fused updates, where their formulas
+can be made PyTorch's; only RMSProp, which adds epsilon elsewhere, is written out. Sequences of up to 32 steps are
+unrolled, longer ones are a `tf.while_loop` that stacks no more than is returned.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tensorflow as tf
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import linear_algebra, weights
-from bridge.channels_last import Placed, channels_last
+from bridge.channels_last import Layout, channels_last, layouts
 from bridge.checks import TensorSession, check_known
 from bridge.layers import (
     RBF,
@@ -57,6 +58,12 @@ Tensor: TypeAlias = Any
 _UNROLLED = 32
 """The most steps of a sequence that are separate operations in the graph."""
 
+_WRITTEN_OUT = 4
+"""The most elements of a window whose maximum is written out for XLA."""
+
+_FUSED = 100_000
+"""The fewest elements of images that TensorFlow's fused kernel normalises; fewer take it longer than separate ops."""
+
 
 class TensorFlowSession(TensorSession):
     """A `Session` of compiled graphs, one for each batch size."""
@@ -79,7 +86,7 @@ class TensorFlowSession(TensorSession):
         weights.check(params, spec, dtype)
         _set_threads(threads)
         self._placed = channels_last(spec)
-        self._layouts = {name: _layout(name, self._placed) for name in spec.parameters()}
+        self._layouts = layouts(spec, self._placed)
         loss, count_right = _LOSSES[spec.loss.op]
         self._loss = partial(loss, **spec.loss.settings())
         self._count_right = partial(count_right, ignored=self._check.loss.ignored_class)
@@ -145,7 +152,7 @@ class TensorFlowSession(TensorSession):
                 found[name] = draw(init.RandomUniform, shape, number, minval=-0.05, maxval=0.05)
             elif isinstance(layer, Convolution) and kind == "weight":
                 kernel = draw(init.GlorotUniform, (*shape[2:], shape[1], shape[0]), number)
-                found[name] = _kernel_shown(kernel)
+                found[name] = Layout(is_kernel=True).shown(kernel)
             elif kind == "recurrent":
                 found[name] = draw(init.Orthogonal, shape, number)
             elif kind == "weight" and isinstance(layer, Dense | Recurrent):
@@ -166,7 +173,7 @@ class TensorFlowSession(TensorSession):
     # What is compiled.
 
     def _step(self, features: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
-        run = _Run(self._variables, training=True)
+        run = self._run(training=True)
         loss, gradients = self._differentiate(run, tf.gather(features, rows), tf.gather(targets, rows))
         with tf.control_dependencies([loss, *gradients]):
             for variable, value in run.running:
@@ -175,7 +182,7 @@ class TensorFlowSession(TensorSession):
         return loss
 
     def _loss_and_gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return self._differentiate(_Run(self._variables, training=True), x, y)
+        return self._differentiate(self._run(training=True), x, y)
 
     def _differentiate(self, run: _Run, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         with tf.GradientTape() as tape:
@@ -183,6 +190,9 @@ class TensorFlowSession(TensorSession):
         variables = [self._variables[name] for name in self._trained]
         gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as rows
+
+    def _run(self, training: bool = False) -> _Run:
+        return _Run(self._variables, training, self.jit_compile)
 
     def _network(self, run: _Run, x: Tensor) -> Tensor:
         made = [x]
@@ -193,7 +203,7 @@ class TensorFlowSession(TensorSession):
         return made[-1]
 
     def _output(self, x: Tensor) -> Tensor:
-        return self._network(_Run(self._variables), x)
+        return self._network(self._run(), x)
 
     def _evaluate_part(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         output = self._output(x)
@@ -208,53 +218,25 @@ def _set_threads(threads: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
-# Parameters -----------------------------------------------------------------------------------------------------------
-
-
-class _Layout:
-    """A parameter in the layout of the spec, and as TensorFlow has it: kernels (…, channels, filters)."""
-
-    def __init__(self, is_kernel: bool, rows: Array | None) -> None:
-        self._is_kernel = is_kernel
-        self._rows = rows
-
-    def stored(self, array: Array) -> Array:
-        if self._is_kernel:
-            array = np.moveaxis(array, (0, 1), (-1, -2))
-        return array if self._rows is None else array[self._rows]
-
-    def shown(self, array: Array) -> Array:
-        """As a copy."""
-        if self._is_kernel:
-            return _kernel_shown(array)
-        made = np.empty_like(array)
-        made[... if self._rows is None else self._rows] = array
-        return made
-
-
-def _kernel_shown(kernel: Array) -> Array:
-    return np.array(np.moveaxis(kernel, (-1, -2), (0, 1)), order="C")
-
-
-def _layout(name: str, placed: list[Placed]) -> _Layout:
-    owner, _, kind = name.rpartition(".")
-    (here,) = (p for p in placed if p.layer is not None and p.layer.id == owner)
-    if kind != "weight":
-        return _Layout(False, None)
-    return _Layout(isinstance(here.layer, Convolution), here.rows)
-
-
 # The network ----------------------------------------------------------------------------------------------------------
 
 
 class _Run:
     """One way through the network: its parameters, and what may happen on the way."""
 
-    def __init__(self, params: Mapping[str, Tensor], training: bool = False) -> None:
+    def __init__(self, params: Mapping[str, Tensor], training: bool, xla: bool) -> None:
         self.params = params
         self.training = training
+        self.xla = xla
+        """Whether XLA compiles it."""
         self.running: list[tuple[Tensor, Tensor]] = []
         """Running statistics, and what they become with this batch."""
+
+    def moved(self, layer: BatchNorm, now: Sequence[Tensor]) -> None:
+        """Note what the running statistics become with the mean and the variance of this batch."""
+        for name, value in zip(("running_mean", "running_var"), now, strict=True):
+            before = self.params[f"{layer.id}.{name}"]
+            self.running.append((before, before + layer.momentum * (value - before)))
 
 
 def _dense(layer: Dense, run: _Run, x: Tensor) -> Tensor:
@@ -266,30 +248,57 @@ def _dense(layer: Dense, run: _Run, x: Tensor) -> Tensor:
 def _recurrent(layer: Recurrent, run: _Run, x: Tensor) -> Tensor:
     inputs = tf.tensordot(x, run.params[f"{layer.id}.weight"], 1) + run.params[f"{layer.id}.bias"]
     cell = partial(_CELLS[layer.op], layer, run.params[f"{layer.id}.recurrent"])
-    state = (tf.zeros((x.shape[0], layer.units), x.dtype),) * (2 if layer.op == "lstm" else 1)
     sequence = layer.returns == "sequence"
     if x.shape[1] <= _UNROLLED:
-        outputs = []
+        state, outputs = None, []
         for now in tf.unstack(inputs, axis=1):
             state = cell(now, state)
             outputs.append(state[0])
-        return tf.stack(outputs, 1) if sequence else state[0]
-    states = tf.scan(lambda state, now: cell(now, state), tf.transpose(inputs, (1, 0, 2)), state)[0]
-    return tf.transpose(states, (1, 0, 2)) if sequence else states[-1]
+        return tf.stack(outputs, 1) if sequence else outputs[-1]
+    state = (tf.zeros((x.shape[0], layer.units), x.dtype),) * (2 if layer.op == "lstm" else 1)
+    state, *outputs = _loop(cell, tf.transpose(inputs, (1, 0, 2)), state, sequence)
+    return tf.transpose(outputs[0].stack(), (1, 0, 2)) if sequence else state[0]
 
 
-def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (_ACTIVATIONS[layer.activation](x + tf.matmul(state[0], recurrent)),)
+def _loop(cell: Callable[..., Any], inputs: Tensor, state: tuple[Tensor, ...], sequence: bool) -> list[Any]:
+    """The state after the last step and, for a sequence, a `tf.TensorArray` of what each step returns.
+
+    `tf.scan` would stack the whole state of every step, and its gradient go through arrays of zeros.
+    """
+    steps = inputs.shape[0]
+    rows = tf.TensorArray(inputs.dtype, steps).unstack(inputs)
+    returned = [tf.TensorArray(inputs.dtype, steps, element_shape=state[0].shape)] if sequence else []
+
+    def body(step: Tensor, state: tuple[Tensor, ...], *returned: Any) -> tuple[Any, ...]:
+        state = cell(rows.read(step), state)
+        return step + 1, state, *(outputs.write(step, state[0]) for outputs in returned)
+
+    begun = tf.constant(0), state, *returned
+    found = tf.while_loop(lambda step, *_: step < steps, body, begun, maximum_iterations=steps)
+    return list(found[1:])
 
 
-def _lstm_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    take, keep, new, show = tf.split(x + tf.matmul(state[0], recurrent), 4, 1)
-    cell = tf.sigmoid(keep) * state[1] + tf.sigmoid(take) * tf.tanh(new)
+State: TypeAlias = tuple[Tensor, ...] | None
+"""What a cell keeps from step to step; None before the first, which stands for zeros."""
+
+
+def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
+    return (_ACTIVATIONS[layer.activation](x if state is None else x + tf.matmul(state[0], recurrent)),)
+
+
+def _lstm_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
+    gates = x if state is None else x + tf.matmul(state[0], recurrent)
+    take, keep, new, show = tf.split(gates, 4, 1)
+    cell = tf.sigmoid(take) * tf.tanh(new)
+    if state is not None:
+        cell = tf.sigmoid(keep) * state[1] + cell
     return tf.sigmoid(show) * tf.tanh(cell), cell
 
 
-def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _gru_cell(layer: Recurrent, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
     reset, update, new = tf.split(x, 3, 1)
+    if state is None:
+        return ((1 - tf.sigmoid(update)) * tf.tanh(new),)
     reset_state, update_state, new_state = tf.split(tf.matmul(state[0], recurrent), 3, 1)
     new = tf.tanh(new + tf.sigmoid(reset + reset_state) * new_state)
     update = tf.sigmoid(update + update_state)
@@ -437,12 +446,30 @@ def _pool(function: Callable[..., Tensor], filling: float, layer: Pool, run: _Ru
     padding = at.filled(lengths)
     if any(map(any, padding)):
         x = tf.pad(x, ((0, 0), *padding, (0, 0)), constant_values=tf.constant(filling, x.dtype))
+    if filling and run.xla and math.prod(at.size) <= _WRITTEN_OUT:
+        return _maximum(layer, x)
     found = _pooled(function, "MAX" if filling else "AVG", x, at.size, at.stride, at.dilation)
     counts = () if filling else at.counted(lengths, layer.counts_padding)
     if all({*n} == {k} for n, k in zip(counts, at.size, strict=False)):
         return found
     counted = functools.reduce(operator.mul, np.ix_(*(np.maximum(n, 1) for n in counts)))
     return found * tf.constant((math.prod(at.size) / counted)[..., None], x.dtype)
+
+
+def _maximum(layer: Pool, x: Tensor) -> Tensor:
+    """A maximum of padded windows, written out: XLA's own gradient of it takes longer on CPUs."""
+    at, largest = layer.geometry, None
+    for corner in itertools.product(*map(range, at.size)):
+        # What is at this place of every window.
+        first = [place * dilation for place, dilation in zip(corner, at.dilation, strict=True)]
+        last = (start + n - extent + 1 for start, n, extent in zip(first, x.shape[1:-1], at.extent, strict=True))
+        found = x[(slice(None), *map(slice, first, last, at.stride))]
+        if largest is None:
+            largest = found
+            continue
+        # The first of equal ones has the gradient, and NaN wins.
+        largest = tf.where((largest >= found) | tf.math.is_nan(largest), largest, found)
+    return largest
 
 
 def _pooled(
@@ -499,12 +526,17 @@ def _batch_norm(layer: BatchNorm, run: _Run, x: Tensor) -> Tensor:
     scale, shift, mean, variance = (
         run.params[f"{layer.id}.{name}"] for name in ("scale", "shift", "running_mean", "running_var")
     )
+    images_in_float32 = len(x.shape) == 4 and x.dtype == tf.float32
+    if run.training and not run.xla and images_in_float32 and math.prod(x.shape) >= _FUSED:
+        y, *now = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=scale, offset=shift, mean=[], variance=[], epsilon=layer.eps, is_training=True
+        )[:3]  # normalised by the biased variance; the one that it returns is unbiased
+        run.moved(layer, now)
+        return y
     if run.training:
-        running = mean, variance
         mean, variance = tf.nn.moments(x, tuple(range(len(x.shape) - 1)))
         count = math.prod(x.shape[:-1])
-        now = mean, variance * (count / max(count - 1, 1))
-        run.running += [(v, v + layer.momentum * (n - v)) for v, n in zip(running, now, strict=True)]
+        run.moved(layer, (mean, variance * (count / max(count - 1, 1))))
     return tf.nn.batch_normalization(x, mean, variance, shift, scale, layer.eps)
 
 

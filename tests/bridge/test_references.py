@@ -106,6 +106,38 @@ def test_the_papers_networks(reference: str, name: str, compare_with_torch: Made
     compare_with_torch(reference, spec.load(MODELS / f"{name}.toml"), "float32", optimizer, batch=20, rows=50)
 
 
+def test_a_large_batch_of_images_is_normalised(reference: str, model: Made, compare_with_torch: Made) -> None:
+    """TensorFlow does it by a fused kernel whose variance is unbiased."""
+    made = model(
+        [32, 10, 10],
+        {"op": "dense", "units": 10, "bias": False},
+        {"op": "batch_norm"},
+        {"op": "activation", "activation": "tanh"},
+        {"op": "flatten"},
+        {"op": "dense", "units": 3},
+        loss="mean_squared_error",
+    )
+    compare_with_torch(reference, made, "float32", batch=32, rows=64)
+
+
+def test_maxima_and_long_sequences_with_xla(model: Made, compare_with_torch: Made) -> None:
+    """The maximum of a small window is written out there, and XLA has loops of its own."""
+    made = model(
+        [2, 40, 9],
+        {"op": "dense", "units": 9},
+        {"op": "max_pool2d", "window": 2, "stride": 1, "padding": 1},
+        {"op": "max_pool2d", "window": [2, 1], "stride": [1, 2], "dilation": [2, 1]},
+        {"op": "max_pool2d", "window": 3, "stride": 1},
+        {"op": "permute_dims", "axes": [1, 0, 2]},
+        {"op": "reshape", "shape": [37, 6]},
+        {"op": "lstm", "units": 3, "returns": "sequence"},
+        {"op": "gru", "units": 2},
+        loss="mean_squared_error",
+        dtype="float64",
+    )
+    compare_with_torch("tensorflow-xla", made)
+
+
 # --- What is not PyTorch's ---
 
 SETTING = {
@@ -170,10 +202,13 @@ def test_of_equal_maxima_the_first_has_the_gradient(reference: str, model: Made,
         np.testing.assert_allclose(gradients["bias.shift"], [-2, 0, 0, 0, 0], atol=1e-12)
 
 
-def test_nan_is_not_lost_in_a_maximum_that_is_written_out(model: Made, session_of: Made, random_params: Made) -> None:
+@pytest.mark.parametrize("engine", ["jax", "tensorflow-xla"])
+def test_nan_is_not_lost_in_a_maximum_that_is_written_out(
+    engine: str, model: Made, session_of: Made, random_params: Made
+) -> None:
     layers = {"op": "conv1d", "filters": 1, "kernel": 1}, {"op": "max_pool1d", "window": 2}
     made = model([1, 4], *layers, loss="mean_squared_error", dtype="float64")
-    session = session_of("jax", made, random_params(made, "float64"), SGD, 1)
+    session = session_of(engine, made, random_params(made, "float64"), SGD, 1)
     for at in (0, 1):
         x = np.ones((1, 1, 4))
         x[0, 0, at] = np.nan

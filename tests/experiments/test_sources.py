@@ -60,7 +60,7 @@ ADAPTERS: dict[str, tuple[str, ...]] = {
     "torch-compile": ("bridge/adapters/torch.py", "bridge/adapters/torch_compile.py"),
     "tensorflow": ("bridge/adapters/tensorflow.py", "bridge/channels_last.py"),
     "tensorflow-xla": ("bridge/adapters/tensorflow.py", "bridge/adapters/tensorflow_xla.py", "bridge/channels_last.py"),
-    "jax": ("bridge/adapters/jax.py",),
+    "jax": ("bridge/adapters/jax.py", "bridge/channels_last.py"),
     **{
         name: (
             *JULIA,
