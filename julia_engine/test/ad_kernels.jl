@@ -114,6 +114,10 @@ const has_bytes = Kernels.VECTOR_BYTES[]
     @test value(Constant(a) * b) ≈ a * b rtol = 1000eps(T)
     a, b = randn(T, 2048 ÷ sizeof(T), 150), randn(T, 150, 40)  # columns that share sets of a cache
     @test value(Constant(a) * b) ≈ a * b rtol = 1000eps(T)
+    for k in (1, 30)  # few summands, of which the second-level cache does not hold those of all rows
+        a, b = randn(T, 4500, k), randn(T, k, 13)
+        @test value(Constant(a) * b) ≈ a * b rtol = 100eps(T)
+    end
     w = randn(T, 48, 64) ./ 8
     powers = compile(v -> w' * (w * (w' * (w * (w' * (w * v))))))  # a weight that many products read transposed
     for samples in (1, 2, 16)

@@ -780,10 +780,12 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
                 update_stretch!(trainer, from, to, steps)
             end
         else
+            sums = trainer.accumulate > 1 || (length(shards) > 1 && trainer.communicator === nothing)
             for (a, b) in trainer.dense
                 from, to = stretch(a, b, team.size, k)
-                for block in from:BLOCK:to
-                    stop = min(block + BLOCK - 1, to)
+                at_once = sums ? BLOCK : max(1, to - from + 1)  # a call of the update for each block counts where it is short
+                for block in from:at_once:to
+                    stop = min(block + at_once - 1, to)
                     reduce!(trainer, shards, updates, block, stop)
                     updates && update_stretch!(trainer, block, stop, steps)
                 end

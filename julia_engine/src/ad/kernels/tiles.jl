@@ -54,6 +54,14 @@ for M in (1, 2, 4), N in (1, 2, 4, 6)
     end
 end
 
+# A column of the result is written a band of a tile's rows at a time, and then the next column: far apart, for few summands, which
+# are soon added. So many bands of these take turns as the second-level cache holds of `a`, and columns are written in long pieces.
+const FEW_SUMMED = 32
+const BAND_BYTES = 512 * 1024
+
+"""How many rows, a multiple of a tile's, are done of some columns before the next columns."""
+rows_in_turn(::Type{T}, band::Int, k::Int) where {T} = k > FEW_SUMMED ? band : max(1, BAND_BYTES ÷ (k * band * sizeof(T))) * band
+
 """
 Multiply by tiles of M vectors of rows. n is (rows, columns, summed, stacked products), rows a multiple of the tile's;
 sb is how far apart the elements of b are along the summed axis and across the columns, then from product to product.
@@ -62,26 +70,37 @@ sb is how far apart the elements of b are along the summed axis and across the c
     m, n, k, stacked = x.n
     lda, ldc, down, across, add, bytes = x.sa[1], x.so[1], x.sb[1], x.sb[2], x.f[1] == 1, sizeof(T)
     V = Vec{W,T}
-    for s in 0:stacked-1, i in 0:W*M:m-1
-        a = x.a + bytes * (i + s * x.sa[2])
-        c = x.out + bytes * (i + s * x.so[2])
+    at_once = rows_in_turn(T, W * M, k)
+    for s in 0:stacked-1, first in 0:at_once:m-1
+        rows = first:W*M:min(first + at_once, m)-1
+        a = x.a + bytes * s * x.sa[2]
+        c = x.out + bytes * s * x.so[2]
         b = x.b + bytes * s * x.sb[3]
         j = 0
         while j + 6 <= n
-            tile!(V, Val(M), Val(6), a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
+            column_tiles!(V, Val(M), Val(6), rows, a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
             j += 6
         end
         if j + 4 <= n
-            tile!(V, Val(M), Val(4), a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
+            column_tiles!(V, Val(M), Val(4), rows, a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
             j += 4
         end
         if j + 2 <= n
-            tile!(V, Val(M), Val(2), a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
+            column_tiles!(V, Val(M), Val(2), rows, a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
             j += 2
         end
         if j < n
-            tile!(V, Val(M), Val(1), a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
+            column_tiles!(V, Val(M), Val(1), rows, a, lda, b + bytes * j * across, down, across, c + bytes * j * ldc, ldc, k, add)
         end
+    end
+    return nothing
+end
+
+"""The tiles of N columns that begin at these rows."""
+@inline function column_tiles!(::Type{V}, ::Val{M}, ::Val{N}, rows::StepRange{Int,Int}, a::Ptr{T}, lda::Int, b::Ptr{T}, down::Int,
+        across::Int, c::Ptr{T}, ldc::Int, k::Int, add::Bool) where {V,T,M,N}
+    for i in rows
+        tile!(V, Val(M), Val(N), a + sizeof(T) * i, lda, b, down, across, c + sizeof(T) * i, ldc, k, add)
     end
     return nothing
 end
