@@ -3,9 +3,9 @@ before the end of the epoch, torch's own layers and optimizers (fused where it h
 
 Its matrices are ours transposed, but for those of embeddings and convolutions, which are the same. Its recurrent layers
 have a second bias: zero, and frozen, so that training stays the same as everywhere else. Gates are in the same order.
-Convolutions of images have their weights, and so images, in memory with channels last: on CPUs a step takes 0.66 to 1.02
-times as long so (LeNet-5 and CNNs of 3x3 convolutions, mini-batches of 1 to 256). The exception is a single convolution of
-one image at a time, which takes 1.13 times as long.
+Convolutions of images have their weights, and so images, in memory with channels last: on CPUs a step takes 0.66 to
+1.02 times as long so (LeNet-5 and CNNs of 3x3 convolutions, mini-batches of 1 to 256). The exception is a single
+convolution of one image at a time, which takes 1.13 times as long.
 """
 
 from __future__ import annotations
