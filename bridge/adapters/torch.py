@@ -79,8 +79,10 @@ class TorchSession(TensorSession):
         torch.set_num_threads(threads)
         self._clip_norm = optimizer.clip_norm
         self._model, self._places = _build_model(spec, dtype, self._unrolls)
-        if batch_size > 1 or sum(isinstance(module, nn.Conv2d) for module in self._model.modules()) > 1:
-            self._model.to(memory_format=torch.channels_last)  # of parameters with four axes
+        images = [module for module in self._model.modules() if isinstance(module, nn.Conv2d | nn.ConvTranspose2d)]
+        if batch_size > 1 or len(images) > 1:
+            for module in images:
+                module.to(memory_format=torch.channels_last)
         for name, place in self._places.items():
             place.set(params[name])
         criterion, count_right = _LOSSES[spec.loss.op]

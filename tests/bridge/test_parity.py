@@ -22,6 +22,9 @@ Layers = list[dict[str, Any]]
 SGD = Optimizer("sgd", 0.015)
 DTYPES = ("float32", "float64")
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10}
+OF_IMAGES = 3
+"""Times that in float32 beside PyTorch, which sums over images with channels last less precisely: of the gradient of a
+convolution's bias a part of 4e-5 is wrong in one of the networks here, and of ours, in float64 recomputed, 2e-6."""
 PAIRS = (("numpy", "torch"), ("julia", "torch"), ("julia", "numpy"))
 
 # Samples of 4 rows of 3, or of 4 channels of 6 by 3, and a dense layer below the one that is tested: the gradient by
@@ -432,7 +435,8 @@ def compare(session_of: Made, random_params: Made, random_data: Made, once: Made
             return tensors, evaluation.accuracy
 
         (found, accuracy), (expected, other) = (once(name, computed) for name in pair)
-        assert_close(found, expected, TOLERANCE[dtype])
+        images = "torch" in pair and dtype == "float32" and any(layer.op.startswith("conv2d") for layer in made.layers)
+        assert_close(found, expected, TOLERANCE[dtype] * (OF_IMAGES if images else 1))
         a_near_tie = 1 / len(x) if dtype == "float32" else 0.0
         assert accuracy == pytest.approx(other, abs=a_near_tie + 1e-12, nan_ok=True)
 

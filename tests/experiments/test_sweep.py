@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import io
+import itertools
 import json
 import os
 import signal
@@ -285,6 +286,7 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
         build(self, spec, params, *rest)
 
     times = [3.0, 1.0, 2.0]  # of all techniques, which are measured so often
+    captures = itertools.cycle([(5_000, 1), (9_000, 1)])  # of five steps and of ten, each with what a request allocates
     measure = ablation.measure
 
     def timed(worker: Any, task: Any, configuration: Any, *rest: Any) -> Record:
@@ -293,7 +295,7 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(FakeWorker, "build", spy)
     monkeypatch.setattr(ablation, "measure", timed)
-    monkeypatch.setattr(memory, "read_capture", lambda _path: (5_000, 1))
+    monkeypatch.setattr(memory, "read_capture", lambda _path: next(captures))
     record = only(
         swept(tmp_path, [Job(papers.load_paper("mnist-rnn-e"), ("numpy",), 0, "ablation", 2, "full")]).records
     )
@@ -305,8 +307,8 @@ def test_an_ablation_builds_every_configuration(tmp_path: Path, monkeypatch: pyt
     assert ({"replay": False}, "float32") in built
     assert (dict.fromkeys(names, False) | {"replay": True}, "float64") in built
     rows = {(row["configuration"], row["technique"]): row for row in record["ablation"]}
-    assert rows["without", "float32"]["bytes_per_epoch"] == 1000 * 3, "three steps in an epoch of 300 rows"
-    assert times == [] and rows["all", ""]["microseconds_per_step"] == 1.0
+    assert rows["without", "float32"]["bytes_per_epoch"] == 800 * 3, "three steps in an epoch of 300 rows"
+    assert times == [] and rows["all", ""]["microseconds_per_step"] == 2.0, "the one in the middle"
 
 
 def test_both_engines_tell_their_techniques() -> None:
@@ -330,7 +332,15 @@ def test_memory_of_a_part_of_an_epoch_tells_that_of_all_of_it(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch", "orders"), [(300, 1, [300]), (400, 1, [300]), (280, 64, [300]), (150, 64, [150, 278])]
+    ("rows", "batch", "orders"),
+    [
+        (300, 1, [300]),
+        (400, 1, [300]),
+        (280, 64, [236, 300]),
+        (150, 64, [108, 172]),
+        (40, 64, [300]),
+        (30, 7, [27, 48]),
+    ],
 )
 def test_memory_is_told_by_an_epoch_with_more_rows_where_there_are_more(
     tmp_path: Path, rows: int, batch: int, orders: list[int]
