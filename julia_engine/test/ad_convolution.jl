@@ -53,6 +53,8 @@ const SETTINGS = [  # x, weight, stride, padding, dilation, groups
     ((35, 3, 1, 1), (3, 2, 1, 2), (2, 2), ((1, 2), (1, 0)), (1, 1), 1),  # rows of whole vectors and what is left
     ((24, 1, 2), (4, 1, 2), (2,), ((0, 1),), (1,), 1),
     ((17, 3, 1, 1), (2, 1, 1, 2), (1, 2), ((0, 1), (0, 0)), (3, 1), 1),
+    ((9, 5, 2, 1), (3, 2, 2, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), 1),  # two apart in memory, with channels first
+    ((1, 1, 1, 1), (3, 3, 1, 1), (1, 1), ((1, 1), (1, 1)), (1, 1), 1),  # taps that are never inside of the image
 ]
 
 @testset "conv $x by $w, $T" for (x, w, stride, padding, dilation, groups) in SETTINGS, T in (Float64, Float32)

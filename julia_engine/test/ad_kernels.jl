@@ -114,7 +114,7 @@ const has_bytes = Kernels.VECTOR_BYTES[]
     @test value(Constant(a) * b) ≈ a * b rtol = 1000eps(T)
     a, b = randn(T, 2048 ÷ sizeof(T), 150), randn(T, 150, 40)  # columns that share sets of a cache
     @test value(Constant(a) * b) ≈ a * b rtol = 1000eps(T)
-    for k in (1, 30)  # few summands, of which the second-level cache does not hold those of all rows
+    for k in (1, 30)  # few summands; with 30 the second-level cache does not hold those of all rows
         a, b = randn(T, 4500, k), randn(T, k, 13)
         @test value(Constant(a) * b) ≈ a * b rtol = 100eps(T)
     end

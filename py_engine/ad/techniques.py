@@ -33,9 +33,9 @@ class Techniques:
             sparse one-hot labels); off: log_softmax times one-hot rows.
         fuse: convolution, bias, relu and max-pooling as one chain of few calls: the pooling is made ready by the
             matrix product of the convolution, and relu, which commutes with it, comes after it, where there is less
-            to do; all steps of an LSTM or a GRU as one op, which differs by roundings; off: op after op. Beside what
-            is not finite, windows of a fused pool that do not reach it may be NaN, too, those of the sample before
-            it among them.
+            to do; all steps of an LSTM or a GRU as one op; off: op after op. Sums are in another order, no less exact.
+            Beside what is not finite, windows of a fused pool that do not reach it may be NaN, too, those of the
+            sample before it among them.
         batched: a mini-batch is one pass (vectorisation by matrices); off: one pass per sample, gradients
             accumulated.
         flat_parameters: one optimizer loop over one vector of all parameters; off: one per tensor.

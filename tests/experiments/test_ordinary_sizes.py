@@ -7,6 +7,7 @@ updates, Winograd's algorithm.
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,9 @@ IN_JULIA = NETWORKS if CAMPAIGN else [("cnn", "32"), ("text", "50000")]
 
 BATCH, STEPS = 24, 5
 """The last batch of an epoch has half as many samples."""
+
+ALLOCATED = 50_000
+"""Bytes: of all arrays that are alive at a time beside those from before, in numpy, and of a step, in Julia."""
 
 LOSSES, MOVED = 1e-4, 0.03
 LOSSES_OF_CNN, MOVED_OF_CNN = 1e-3, 0.2
@@ -97,15 +101,58 @@ def test_julia_trains_as_pytorch_does(name: str, size: str, torch_worker: Any, j
 
 
 @pytest.mark.parametrize(("name", "size"), NETWORKS)
-def test_a_step_of_numpy_reads_nothing_that_it_has_not_written(name: str, size: str) -> None:
+def test_a_step_of_numpy_allocates_next_to_nothing(name: str, size: str) -> None:
+    """At any moment of later epochs: tracemalloc knows all memory of arrays, and the largest sum of it."""
+    session, rows = session_of(name, size)
+    order = np.arange(len(rows.x_train))
+    for _ in range(4):
+        session.train_epoch(rows.x_train, rows.y_train, order)
+    tracemalloc.start()
+    try:
+        session.train_epoch(rows.x_train, rows.y_train, order)
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        session.train_epoch(rows.x_train, rows.y_train, order)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        session.close()
+    assert peak - before < ALLOCATED
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("name", "size"), IN_JULIA)
+def test_a_step_of_julia_allocates_next_to_nothing(name: str, size: str, julia_worker: Any) -> None:
+    family = FAMILIES[name]
+    spec = PAPER.sized(family, size)
+    rows = generated.drawn_for(spec, BATCH * STEPS)
+    optimizer = Optimizer(family.optimizer, family.learning_rate)
+    julia_worker.build(spec, weights.initialise(spec, 3, "float32"), optimizer, BATCH, "float32")
+    allocated = []
+    for repeats in (2, 2, 4):
+        order = np.tile(np.arange(len(rows.x_train)), repeats)
+        before, _ = julia_worker.allocated()
+        julia_worker.train_epoch(rows.x_train, rows.y_train, order)
+        allocated.append(julia_worker.allocated()[0] - before)
+    _, few, many = allocated
+    assert many - few < ALLOCATED * 2 * STEPS
+
+
+def session_of(name: str, size: str) -> tuple[Any, Any]:
+    """A session of numpy, with two threads, and a batch and a half of rows."""
     family = FAMILIES[name]
     spec = PAPER.sized(family, size)
     rows = generated.drawn_for(spec, BATCH * 2 - BATCH // 2)
     optimizer = Optimizer(family.optimizer, family.learning_rate)
+    params = weights.initialise(spec, 3, "float32")
+    return registry.get("numpy").build(spec, params, optimizer, BATCH, dtype="float32", threads=2), rows
+
+
+@pytest.mark.parametrize(("name", "size"), NETWORKS)
+def test_a_step_of_numpy_reads_nothing_that_it_has_not_written(name: str, size: str) -> None:
     found = []
     for byte in (None, 0xFF, 0):
-        params = weights.initialise(spec, 3, "float32")
-        session = registry.get("numpy").build(spec, params, optimizer, BATCH, dtype="float32", threads=2)
+        session, rows = session_of(name, size)
         losses = []
         for _ in range(3):
             losses += list(session.train_epoch(rows.x_train, rows.y_train, np.arange(len(rows.x_train))))

@@ -40,6 +40,34 @@ def by_hand(x, steps=OPS // 2):
     return r, slope
 
 
+def lines_of(work):
+    """How many lines of Python run."""
+    count = 0
+
+    def local(frame, event, arg):
+        nonlocal count
+        count += event == "line"
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: local)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("made", [pe.grad, lambda f: pe.compile(pe.grad(f))], ids=["eager", "traced and planned"])
+def test_the_work_is_in_proportion_to_the_ops(made):
+    def of(steps):
+        return lines_of(lambda: made(lambda x: long(x, steps))(1.2))
+
+    of(10)  # what is done once
+    few, many = of(100), of(1000)
+    assert 5 * few < many < 10.5 * few
+
+
 @pytest.mark.usefixtures("little_stack")
 def test_eagerly():
     x = pe.tensor(1.2, requires_grad=True)

@@ -28,11 +28,18 @@ for (W, T, name) in ((8, Float32, "float"), (4, Float32, "float"), (8, Float64, 
     shuffled(to, a, b, lanes) = "$to = shufflevector $V $a, $V $b, <$W x i32> <$(join(["i32 $l" for l in lanes], ", "))>\n"
     into_evens(lanes) = shuffled("%spread", "%1", "undef", lanes) * "%sum = fadd $V %0, %spread\n" *
         shuffled("%r", "%sum", "%0", [iseven(l) ? l : W + l for l in 0:W-1]) * "ret $V %r"
-    for (f, code) in (:add_each => "%r = fadd $V %0, %1\nret $V %r",
-        :every_second => shuffled("%r", "%0", "%1", [2l < W ? 2l : 2l + 1 for l in 0:W-1]) * "ret $V %r",
+    for (f, code) in (:every_second => shuffled("%r", "%0", "%1", [2l < W ? 2l : 2l + 1 for l in 0:W-1]) * "ret $V %r",
         :add_first_half => into_evens([l ÷ 2 for l in 0:W-1]), :add_second_half => into_evens([(W + l) ÷ 2 for l in 0:W-1]))
         @eval @inline $f(a::Vec{$W,$T}, b::Vec{$W,$T}) = Base.llvmcall($code, Vec{$W,$T}, NTuple{2,Vec{$W,$T}}, a, b)
     end
+end
+
+"""Let the first `n` elements of rows that lie `below` one another be zero."""
+@inline function zero_rows!(o::Ptr{T}, below::Int, n::Int, rows::Int) where {T}
+    for u in 0:n-1, v in 0:rows-1
+        unsafe_store!(o + sizeof(T) * (v * below + u), zero(T))
+    end
+    return nothing
 end
 
 """Copy every S-th of 1 + (W - 1) ∙ S elements (S is 1 or 2), and read none behind these."""
@@ -63,10 +70,10 @@ end
 Copy `rows` rows of `n` elements that lie `step` apart, and rows `apart`, into rows that lie `below` one another.
 """
 @inline function copy_rows!(o::Ptr{T}, below::Int, a::Ptr{T}, apart::Int, n::Int, rows::Int, step::Int) where {T}
-    if n >= 4 && step == 1
+    if SIMD && n >= 4 && step == 1
         n >= 8 ? copy_rows!(Vec{8,T}, o, below, a, apart, n, rows, Val(1)) :
             copy_rows!(Vec{4,T}, o, below, a, apart, n, rows, Val(1))
-    elseif n >= 4 && step == 2
+    elseif SIMD && n >= 4 && step == 2
         n >= 8 ? copy_rows!(Vec{8,T}, o, below, a, apart, n, rows, Val(2)) :
             copy_rows!(Vec{4,T}, o, below, a, apart, n, rows, Val(2))
     else
@@ -84,7 +91,7 @@ end
 @inline function add_vector!(::Type{V}, o::Ptr{T}, a::Ptr{T}, ::Val{S}) where {T,V<:Vec{<:Any,T},S}
     first, second, v = Ptr{V}(o), Ptr{V}(o + sizeof(V)), unsafe_load(Ptr{V}(a))
     if S == 1
-        unsafe_store!(first, add_each(unsafe_load(first), v))
+        unsafe_store!(first, plus(unsafe_load(first), v))
     else
         unsafe_store!(first, add_first_half(unsafe_load(first), v))
         unsafe_store!(second, add_second_half(unsafe_load(second), v))
@@ -119,9 +126,9 @@ end
 Add `rows` rows of `n` elements that lie `below` one another to elements that lie `step` apart, in rows that lie `apart`.
 """
 @inline function add_rows!(o::Ptr{T}, apart::Int, a::Ptr{T}, below::Int, n::Int, rows::Int, step::Int) where {T}
-    if n >= 4 && step == 1
+    if SIMD && n >= 4 && step == 1
         add_rows!(o, apart, a, below, n, rows, Val(1))
-    elseif n > 4 && step == 2
+    elseif SIMD && n > 4 && step == 2
         add_rows!(o, apart, a, below, n, rows, Val(2))
     else
         for v in 0:rows-1
@@ -137,8 +144,9 @@ end
 """
     @taps x body
 
-Run `body` once for each channel and tap of an instruction's kernel: the windows at `from` to before `to` of a row, in the rows
-`first` to before `last`, have that tap inside of the image, the first of them `shift` elements behind the image's start.
+Run `body` once for each channel and tap of an instruction's kernel. Of `width` windows in a row and `height` rows, those at `from`
+to before `to` of a row, in the rows `first` to before `last`, have that tap inside of the image: the first of them `shift` elements
+behind the image's start, the next one in its row `step` behind it, and the next row's `apart`.
 """
 macro taps(x, body)
     return esc(quote
@@ -159,20 +167,12 @@ end
 @inline function im2col!(x::Instruction{T}) where {T}
     o = x.out
     @taps x begin
-        zero_rows!(o, width, 1, first * width)
-        zero_rows!(o + sizeof(T) * first * width, width, last - first, from)
-        zero_rows!(o + sizeof(T) * (first * width + to), width, last - first, width - to)
-        zero_rows!(o + sizeof(T) * last * width, width, 1, (height - last) * width)
+        zero_rows!(o, width, first * width, 1)
+        zero_rows!(o + sizeof(T) * first * width, width, from, last - first)
+        zero_rows!(o + sizeof(T) * (first * width + to), width, width - to, last - first)
+        zero_rows!(o + sizeof(T) * last * width, width, (height - last) * width, 1)
         copy_rows!(o + sizeof(T) * (first * width + from), width, x.a + sizeof(T) * shift, apart, to - from, last - first, step)
         o += sizeof(T) * width * height
-    end
-    return nothing
-end
-
-"""Let the first `n` elements of rows that lie `below` one another be zero."""
-@inline function zero_rows!(o::Ptr{T}, below::Int, rows::Int, n::Int) where {T}
-    for u in 0:n-1, v in 0:rows-1
-        unsafe_store!(o + sizeof(T) * (v * below + u), zero(T))
     end
     return nothing
 end

@@ -55,7 +55,7 @@ for M in (1, 2, 4), N in (1, 2, 4, 6)
 end
 
 # A column of the result is written a band of a tile's rows at a time, and then the next column: far apart, for few summands, which
-# are soon added. So many bands of these take turns as the second-level cache holds of `a`, and columns are written in long pieces.
+# are soon added. So many bands of these alternate as the second-level cache holds of `a`, and columns are written in long pieces.
 const FEW_SUMMED = 32
 const BAND_BYTES = 512 * 1024
 
