@@ -67,9 +67,9 @@ BASE, COMPARED = "torch", 5
 MOST_DEVIATION = 1e-3
 """By how much a loss may differ from PyTorch's in float32; see `compared`.
 
-Most differences that were measured are 1e-7, the largest 3e-4 (MLP of 4,096 units). But Adam's first steps change every parameter by about
-the learning rate, so that a rounded gradient near zero may turn a whole step, and where two places of a max-pool differ
-by roundings only the gradient takes another way, which of a single sample may be seen in the loss.
+Most differences that were measured are 1e-7, the largest 3e-4 (MLP of 4,096 units). But Adam's first steps change every
+parameter by about the learning rate, so that a rounded gradient near zero may turn a whole step, and where two places
+of a max-pool differ by roundings only the gradient takes another way, which of a single sample may be seen in the loss.
 """
 ABOVE_LIMIT, MEASURED_AGAIN = 1.25, 3
 """How many times the machine's highest rate a call may reach: rates of a machine that others use, too, vary by a tenth
