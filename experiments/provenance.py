@@ -69,7 +69,9 @@ SETTINGS = (
 ALLOCATORS = re.compile(r"MALLOC_\w+|GLIBC_TUNABLES|LD_PRELOAD")
 """Variables that decide how memory is allocated, and freed memory kept: of what is measured, both time and memory."""
 
-RUNTIMES = re.compile(r"(OMP|GOMP|KMP|MKL|TORCH|TORCHINDUCTOR|JAX|XLA|TF|JULIA)_\w+")
+RUNTIMES = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|ONEDNN|DNNL|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|JAX|XLA|TF|JULIA)_\w+"
+)
 """Variables of what engines run on: where threads run and how they wait, caches of compiled code, switches."""
 
 WITHOUT_EFFECT = re.compile(

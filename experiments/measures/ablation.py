@@ -27,7 +27,7 @@ STEPS_LEAST, STEPS_MOST = 2, 1000
 TRIALS_MOST = 20
 """Further chunks, at most, in which an engine may try how to use threads."""
 STEPS_COUNTED = 5
-"""Steps whose allocations are counted: what so many more of them allocate, since each request allocates something."""
+"""Steps whose allocations are counted: what 10 of them allocate less what 5 do, since each request allocates, too."""
 
 ROWS = 2_000
 """Rows that the steps go through, or ten batches where those are more: all in memory, in both types."""
@@ -150,7 +150,7 @@ def chunk(worker: Worker, task: Task, steps: int, losses: list[float] | None = N
 
 
 def _allocated(worker: Worker, task: Task, steps: int) -> int:
-    """Bytes allocated in so many steps, and by the request to make them."""
+    """Bytes allocated in these steps, and by the request to make them."""
     order = task.work.order(task.seed, 1, steps * task.batch_size)
     if worker.engine.counts_itself:
         before = worker.allocated()[0]

@@ -57,7 +57,7 @@ def _rows(task: Task) -> tuple[int, int]:
     rows = len(task.work.dataset.y_train)
     few = task.rows_per_epoch or rows
     odd = (few - rows) % task.batch_size  # without these the last mini-batch is as large as that of a whole epoch
-    few -= odd if odd < few else 0
+    few -= odd if few - odd >= task.batch_size else 0
     more = min(few, rows - few) // task.batch_size * task.batch_size
     return (few, more) if more else (rows, 0)
 

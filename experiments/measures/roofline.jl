@@ -74,7 +74,10 @@ end
 # The `amount` of all threads a second, each with its own array, at the same time: a sample begins in all of them at once, and
 # the slowest one tells how long it took.
 function together(run, amount, ::Type{T}, length) where {T}
-    arrays = [zeros(T, length) for _ in 1:nthreads()]
+    arrays = Vector{Vector{T}}(undef, nthreads())
+    @threads for k in 1:nthreads()
+        arrays[k] = zeros(T, length)  # by the thread that uses it
+    end
     count = max(1, floor(Int, SECONDS / best(count -> repeated(() -> run(arrays[1]), count), 1)))
     took, arrived = zeros(SAMPLES, nthreads()), Atomic{Int}(0)
     @threads for k in 1:nthreads()

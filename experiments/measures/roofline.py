@@ -343,35 +343,40 @@ def _bandwidth(size: int, threads: int, samples: int, seconds: float) -> float:
     # In one call several times over nearly the same memory: a cache line further each time, a quarter of it in all.
     rows = max(1, min(2**20 // size, size // (4 * _LINE)))
     half = size // 16 * 8
-    calls: dict[str, list[Callable[[], object]]] = {"copy": [], "read": []}
-    for _ in range(threads):
-        # Written to: of memory that is zero from the start, all pages are one.
-        memory = np.ones((size + 2 * _LINE * rows) // 8, np.int64)
-        source, target = (
-            np.lib.stride_tricks.as_strided(part, (rows, half // 8), (_LINE, 8))
-            for part in (memory, memory[half // 8 + _LINE * rows // 8 :])
-        )
-        whole = np.lib.stride_tricks.as_strided(memory, (rows, size // 8), (_LINE, 8))
-        calls["copy"].append(partial(np.copyto, target, source))
-        calls["read"].append(whole.max)
-    moved = {"copy": 2 * half * rows, "read": size // 8 * 8 * rows}
-    return max(threads * moved[kind] / _together(calls[kind], samples, seconds) for kind in calls)
+
+    def windows(memory: np.ndarray, length: int) -> np.ndarray:
+        return np.lib.stride_tricks.as_strided(memory, (rows, length // 8), (_LINE, 8))
+
+    def memory() -> np.ndarray:
+        """Written to: of memory that is zero from the start, all pages are one."""
+        return np.ones((size + 2 * _LINE * rows) // 8, np.int64)
+
+    def copying() -> Callable[[], object]:
+        mine = memory()
+        return partial(np.copyto, windows(mine[half // 8 + _LINE * rows // 8 :], half), windows(mine, half))
+
+    def reading() -> Callable[[], object]:
+        return windows(memory(), size).max
+
+    moved = {copying: 2 * half * rows, reading: size // 8 * 8 * rows}
+    return max(threads * count / _together(made, threads, samples, seconds) for made, count in moved.items())
 
 
-def _together(calls: Sequence[Callable[[], object]], samples: int, seconds: float) -> float:
-    """The least seconds of calls that are made at the same time, one in each thread, again and again."""
-    count = max(1, int(seconds / _best(calls[0], 1, seconds)))
-    barrier, took = threading.Barrier(len(calls)), [[0.0] * samples for _ in calls]
+def _together(made: Callable[[], Callable[[], object]], threads: int, samples: int, seconds: float) -> float:
+    """The least seconds of a call that each thread makes for itself, when all make theirs at the same time."""
+    count = max(1, int(seconds / _best(made(), 1, seconds)))
+    barrier, took = threading.Barrier(threads), [[0.0] * samples for _ in range(threads)]
 
     def run(k: int) -> None:
+        call = made()
         for sample in range(samples):
             barrier.wait()
             start = time.perf_counter()
             for _ in range(count):
-                calls[k]()
+                call()
             took[k][sample] = time.perf_counter() - start
 
-    team = [threading.Thread(target=run, args=(k,)) for k in range(len(calls))]
+    team = [threading.Thread(target=run, args=(k,)) for k in range(threads)]
     for thread in team:
         thread.start()
     for thread in team:

@@ -328,11 +328,11 @@ class Replay:
 
     def _sum(self) -> None:
         """Add up the shards' gradients, in threads that have their caller's `np.errstate`."""
-        if len(self.shards) == 1:
-            _call_all(self._add)
-            return
-        assert self._team is not None
         with np.errstate(all="ignore"):
+            if len(self.shards) == 1:
+                _call_all(self._add)
+                return
+            assert self._team is not None
             if len(self._dense) > 1:
                 self._team.run([partial(_call_all, calls) for calls in self._dense])
             else:
@@ -516,8 +516,8 @@ def _largest_product(tape: Tape) -> float:
 
 def _operations_per_call(tape: Tape) -> float:
     """Operations of all products for each call of a step."""
-    operations = sum(step.equation.flops for step in tape.instructions if step.equation.op.product)
-    return operations / max(1, sum(len(step.calls) for step in tape.instructions))
+    calls = [call for step in tape.instructions for call in step.calls]
+    return sum(map(operations, calls)) / max(1, len(calls))
 
 
 @restoring

@@ -39,7 +39,8 @@ of runs, at least, and after so many times those of the comparison before."""
 WATCHED_SECONDS = 0.25
 """Seconds of runs in the chosen way after which they are compared with the comparison's, at least, and at least those
 of that comparison: if most took longer than with fewer threads, or were as much faster than they were then as tells
-that other work had the processors, it is made again. Twice as many the next time, if that confirms the choice."""
+that other work had the processors, it is made again. Twice as many the next time, half as many if that changes the
+choice."""
 
 
 def usable_cores() -> int:
@@ -51,8 +52,8 @@ class Trials(Generic[Way]):
     """Ways of doing the same thing, tried in turn until it is known which is the fastest, and now and then again.
 
     Those that use more come first; of ways that take about the same time the last is chosen. Medians are compared. They
-    are compared again where the chosen way has become slower than a later one was: the processors on which its threads
-    run may be others now, or busy.
+    are compared again where the chosen way has become slower than a later one was, or much faster than it was itself:
+    the processors on which its threads run may be others now, or busy, or have been busy then.
 
     Args:
         ways: what `run` calls its argument with.
@@ -161,7 +162,7 @@ class Trials(Generic[Way]):
         self._left = max(AGAIN_SECONDS, AGAIN_TIMES * self._took)
         self._limit = GAIN * min(usual[self._chosen + 1 :], default=math.inf)
         self._floor = usual[self._chosen] / GAIN_IN_BLAS
-        kept = self._window if self._chosen == before else 0.0
+        kept = self._window if self._chosen == before else self._window / 4
         self._window = max(kept, self._took, WATCHED_SECONDS)
         self._watched, self._runs, self._slow, self._fast = 0.0, 0, 0, 0
 

@@ -250,24 +250,26 @@ def test_any_number_of_threads_has_a_bandwidth(threads: int, capsys: pytest.Capt
 
 
 def test_the_slowest_thread_tells_how_long_a_sample_took() -> None:
-    slow, fast = (partial(time.sleep, seconds) for seconds in (0.02, 0.001))
-    assert roofline._together([fast, slow], 2, 0.001) >= 0.02 and roofline._together([fast], 2, 0.001) < 0.02
+    # The first is made to find how often to call it, the others by the threads.
+    several = iter([0.001, 0.001, 0.02])
+    assert roofline._together(lambda: partial(time.sleep, next(several)), 2, 2, 0.001) >= 0.02
+    assert roofline._together(lambda: partial(time.sleep, 0.001), 1, 2, 0.001) < 0.02
 
 
 def test_memory_whose_bandwidth_is_measured_was_written_to(monkeypatch: Any) -> None:
     moved: list[tuple[np.ndarray, ...]] = []
 
-    def together(calls: Any, samples: int, seconds: float) -> float:
-        for call in calls:
-            moved.append(getattr(call, "args", None) or (call.__self__,))
-            call()
+    def together(made: Any, threads: int, samples: int, seconds: float) -> float:
+        call = made()
+        moved.append(getattr(call, "args", None) or (call.__self__,))
+        call()
         return 1.0
 
     monkeypatch.setattr(roofline, "_together", together)
     assert roofline._bandwidth(2**20, 2, 1, 0.001) == 2 * 2**20
-    assert len(moved) == 4 and all(np.all(array == 1) for arrays in moved for array in arrays)
-    for target, source in moved[:2]:
-        assert target.nbytes == source.nbytes == 2**19 and not np.may_share_memory(target, source)
+    assert len(moved) == 2 and all(np.all(array == 1) for arrays in moved for array in arrays)
+    target, source = moved[0]
+    assert target.nbytes == source.nbytes == 2**19 and not np.may_share_memory(target, source)
 
 
 def test_a_rate_that_was_not_measured_is_an_error() -> None:
