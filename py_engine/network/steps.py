@@ -328,6 +328,8 @@ class Replay:
 
     def _sum(self) -> None:
         """Add up the shards' gradients, in threads that have their caller's `np.errstate`."""
+        if len(self.shards) == 1 and not self._add:
+            return
         with np.errstate(all="ignore"):
             if len(self.shards) == 1:
                 _call_all(self._add)
