@@ -88,12 +88,11 @@ def note_given(inputs: Iterable[Tensor]) -> None:
 class Given:
     """The arrays that collected ops were given, in order, each with its version when it was read."""
 
-    __slots__ = ("_first", "_reads", "versions")
+    __slots__ = ("_reads", "versions")
 
     def __init__(self) -> None:
         self.versions: list[tuple[Tensor, Version]] = []  # the tensors keep the arrays, and so their ids
         self._reads: Counter[int] = Counter()
-        self._first: dict[int, Version] = {}  # of large arrays: whoever changed one since has changed that
 
     def note(self, x: Tensor, data: Array) -> None:
         """Note that an op reads the array of a tensor now."""
@@ -101,12 +100,7 @@ class Given:
             self.versions.append((x, data.tobytes()))
             return
         reads = self._reads[id(data)] = self._reads[id(data)] + 1
-        if STATE.symbolic and reads >= READS_OF_A_LOOP:
-            self.versions.append((x, version_of(data, copied=True)))
-            return
-        if id(data) not in self._first:
-            self._first[id(data)] = version_of(data, copied=False)
-        self.versions.append((x, self._first[id(data)]))
+        self.versions.append((x, version_of(data, copied=STATE.symbolic and reads >= READS_OF_A_LOOP)))
 
 
 class collecting_ops(collecting):
