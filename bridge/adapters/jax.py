@@ -2,7 +2,7 @@
 its batch from data that is on the device already, and overwrites parameters and optimizer state (donated arguments).
 
 Python calls the step once per batch, as in the other engines that Python drives, and reads the losses when the epoch is
-over. (A call of an engine in Julia trains up to 50 batches, one after the other, each of them a step of its own.) A
+over. (A call of an engine in Julia trains up to 50 batches, one after the other, with an update after each.) A
 `lax.scan` over the whole epoch would spare those calls, but it is no step that a training loop could look at or stop
 between, so its time would be that of something else.
 

@@ -121,7 +121,7 @@ def test_a_large_batch_of_images_is_normalised(reference: str, model: Made, comp
 
 
 def test_maxima_and_long_sequences_with_xla(model: Made, compare_with_torch: Made) -> None:
-    """The maximum of a small window is written out there, and XLA has loops of its own."""
+    """The maximum of a small window is written out there, and XLA compiles loops in another way."""
     made = model(
         [2, 40, 9],
         {"op": "dense", "units": 9},

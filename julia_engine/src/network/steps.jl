@@ -264,7 +264,7 @@ function make_shards(::Type{T}, chain::Chain, objective, input::Vector{Int}, tar
     ends = Int[samples * k ÷ n for k in 0:n]
     meeting = n > 1 && (couples_batch(chain) || couples_batch(objective)) ? Meeting(n, samples) : nothing
     return Shard{T}[Shard{T}(chain, objective, input, target, target_type, ends[k], ends[k+1] - ends[k], samples,
-        k == 1 ? gradient : cleared(chain.parameters.layout, AD.huge_pages!(Vector{T}(undef, length(gradient)))),
+        k == 1 ? gradient : new_gradient(T, chain.parameters.layout),
         techniques, sparse, meeting, k) for k in 1:n]
 end
 

@@ -106,16 +106,15 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     # Memory as large as the parameters is first used in the first step: whoever made this trainer may still hold others.
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(0, T[], T[]),
         batch_size, threads, accumulate, techniques, Team(with_team ? threads : 1),
-        new_gradient(T, chain.parameters.layout, techniques), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
+        new_gradient(T, chain.parameters.layout), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
         Dict{Tuple{Int,Int},Vector{Shard{T}}}(), Dict{Tuple{Int,Int},Trials}(), nothing, DropoutStreams(dropouts(chain)),
         Dict{Tuple{Int,Bool},Tape}(),
         zeros(8 * (threads + 1)), takes_ids(chain), false,
         [(1, n)], [T[] for _ in 1:threads], Inf, communicator, couples_batch(chain) || couples_batch(loss), splits(chain))
 end
 
-"""A gradient vector: a plan writes all tensors' elements, or clears them; steps without one add to what is there."""
-new_gradient(::Type{T}, layout::Layout, techniques::Techniques) where {T} = techniques.replay && techniques.batched ?
-    cleared(layout, AD.huge_pages!(Vector{T}(undef, layout.trained))) : AD.zeroed!(Vector{T}(undef, layout.trained))
+"""A gradient vector. Only what lies between tensors is cleared: a plan, or a step without one, writes or clears the rest."""
+new_gradient(::Type{T}, layout::Layout) where {T} = cleared(layout, AD.huge_pages!(Vector{T}(undef, layout.trained)))
 
 """Let each process draw other numbers."""
 function set_rank!(chain::Chain, communicator::Union{Nothing,Communicator})
