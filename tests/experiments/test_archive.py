@@ -377,7 +377,7 @@ def fill_from(results: Results) -> None:
 def test_a_run_says_in_one_line_what_it_runs_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from experiments import cli
+    from experiments.cli.runs import tell_older
 
     class Said:
         def __init__(self) -> None:
@@ -388,9 +388,9 @@ def test_a_run_says_in_one_line_what_it_runs_anew(
 
     results = fill(Results(tmp_path))
     output: Any = Said()
-    cli._tell_older(output, results)
+    tell_older(output, results)
     assert output.lines == []
     monkeypatch.setattr(module, "SCHEMA", SCHEMA + 1)
-    cli._tell_older(output, results)
+    tell_older(output, results)
     (line,) = output.lines
     assert f"{3 * len(MEASURES)} records of an older schema: run anew" in line and "\n" not in line

@@ -302,7 +302,7 @@ def test_a_damaged_tidy_table_is_made_anew_from_raw(
     with pytest.raises(TidyError, match=rf"{path} is damaged: .*; restore it"):
         Tidy.load(results.root)
     monkeypatch.setattr("experiments.report.build", lambda *_: None)
-    monkeypatch.setattr(cli, "_show_built", lambda *_: None)
+    monkeypatch.setattr(cli.reports, "show_built", lambda *_: None)
     if kind not in ("a folder", "a FIFO"):  # a link or file of now is newer than raw
         os.utime(path, (2e9, 2e9), follow_symlinks=False)
     assert cli.invoke(["report", "--results", str(results.root)]) == 0

@@ -12,6 +12,7 @@ from bridge import registry, weights
 from bridge.errors import TwinGradError, WeightsError
 from bridge.session import Optimizer
 from experiments import cli, papers
+from experiments.cli.common import checked_paper
 from experiments.papers import PaperFileError, network
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +121,7 @@ def problem(folder: Path, old: str, new: str, file: str = "my-study") -> str:
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(TwinGradError) as caught:
-        cli._paper(str(folder / "my-study.toml"))
+        checked_paper(str(folder / "my-study.toml"))
     return str(caught.value)
 
 

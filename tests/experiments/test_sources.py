@@ -204,7 +204,7 @@ def test_the_rule_names_no_file_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("experiments/cli.py", "experiments/progress.py", "experiments/doctor.py", "experiments/output.py"),
+        *("experiments/cli/runs.py", "experiments/progress.py", "experiments/doctor.py", "experiments/output.py"),
         *("experiments/report/tables.py", "experiments/report/view.py", "experiments/results.py"),
         *(
             "experiments/data/imdb.py",
