@@ -124,15 +124,15 @@ def foreign(tidy: Tidy) -> list[str]:
 def made_from(results_dir: Path, papers: Sequence[str] | None = None) -> str:
     """A digest over everything that decides a report of these papers, or of all.
 
-    That is the tidy results, the papers' and models' files, and the code that reports.
+    That is the tidy results, the papers' and models' files, and the code that reports or that reporting asks.
     """
     digest = hashlib.sha256()
     here = Path(__file__).parent
     for folder, pattern in (
         (results_dir / "tidy", "*.csv*"),
         (here, "*.py"),
-        (here.parent, "quantities.py"),
-        (here.parent, "testing.py"),
+        (here.parent, "*.py"),
+        *((here.parent / name, "*.py") for name in ("measures", "microbenchmarks", "papers")),
         (PAPERS_DIR, "*.toml"),
         (MODELS_DIR, "*.toml"),
     ):
@@ -191,6 +191,7 @@ def _paper(view: View, built: Built, first: bool) -> dict[str, Any]:
                 "title": figures.caption(output),
                 "wide": figures.is_wide(stem),
                 "drawn": reason is None,
+                "lacks_data": reason is not None and output.producer in figures.OF_DATASET,
             }
         )
     missing = [row for row in tables.missing(view).rows if row["row"] != "none"]

@@ -39,6 +39,10 @@ TECHNIQUES = {
     FLOAT32: "Float32 instead of Float64 (a, e)",
 }
 """What the techniques are, with the papers that name them (by the last letters of their keys; b is mnist-cnn)."""
+LETTERS = (
+    "Letters name the studies that use a technique: a imdb-cnn-a, b mnist-cnn, c imdb-cnn-c, d mnist-rnn-d, "
+    "e mnist-rnn-e."
+)
 
 
 def described(technique: str) -> str:
@@ -375,8 +379,7 @@ def _ablation(view: View, engine: str) -> Table:
         rows,
         [
             "Left: all techniques on but the one of the row; a factor above 1 is what it saves. Right: this one alone "
-            "on an engine with all the others off; a factor below 1 is what it saves there. Letters name the studies "
-            "that use a technique: a imdb-cnn-a, b mnist-cnn, c imdb-cnn-c, d mnist-rnn-d, e mnist-rnn-e.",
+            f"on an engine with all the others off; a factor below 1 is what it saves there. {LETTERS}",
             f"Bytes are those of {STEPS_COUNTED} steps with all threads, scaled up to an epoch: they contain what "
             "OpenBLAS allocates for its threads, and compare techniques with each other alone.",
         ],

@@ -55,6 +55,10 @@ def producer(function: Producer) -> Producer:
     return function
 
 
+OF_DATASET = ("dataset_examples", "review_examples")
+"""What shows rows of the data set, and so needs it."""
+
+
 def make(output: Output, view: View, stem: Path) -> str | None:
     """Draw the figure that a paper's file asks for as `<stem>.svg` and `.png`; the reason when it is not drawn."""
     with style.theme():

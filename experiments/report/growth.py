@@ -19,6 +19,7 @@ import pandas as pd
 from experiments.formats import MISSING, duration, fixed, given, percent, significant
 from experiments.measures.growth import (
     BESIDE_PEER,
+    CALL_SECONDS,
     EAGER,
     EXPLAINING,
     NODES,
@@ -75,6 +76,20 @@ def growth(view: View) -> Table:
 
         return text
 
+    shorter = [
+        f"{view.label(engine)}, {row['group']}, {row['at']}: up to {largest:,} alone; nothing larger follows a call of "
+        f"over {given(CALL_SECONDS)} s."
+        for row in rows
+        if row["against"] == NODES
+        for engine, largest in row.get("shorter", {}).items()
+    ]
+    without_time = [
+        f"{view.label(engine)}, {row['group']}, {row['at']}: at {row[f'{engine}_left_out']} no time was left over, and "
+        "the exponent is that of the others."
+        for row in rows
+        for engine in engines
+        if row.get(f"{engine}_left_out")
+    ]
     return Table(
         fields=(
             *("kind", "machine", "data", "group", "threads", "against", "at"),
@@ -95,6 +110,8 @@ def growth(view: View) -> Table:
             f"× marks an engine of ours with an exponent above {given(MOST)} where the work grows in proportion (over "
             "mini-batches, steps in time, words and nodes): of all sizes, or of those within one level of memory.",
             *above,
+            *shorter,
+            *without_time,
         )
         if rows
         else ("Of each kind of network one size with one mini-batch was run; make sizes runs several.",),
@@ -143,6 +160,8 @@ def _of_series(view: View) -> Iterator[Row]:
         row = {**about, "at": f"{about['what']}, {ends}", "linear": about["against"] in LINEAR}
         for engine, line in part.groupby("engine"):
             row |= _fitted(str(engine), line)
+        largest = part.groupby("engine")["value"].max()
+        row["shorter"] = {str(engine): int(value) for engine, value in largest.items() if value < part["value"].max()}
         yield row
 
 
@@ -160,6 +179,11 @@ def _series(view: View) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
 def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
     """What `FITTED` says of an engine's `seconds` over `value`, and the steepest slope between neighbouring values."""
     times = times.sort_values("value").reindex(columns=["value", "seconds", "limit_seconds", *EXPLAINING])
+    timed = times["seconds"].astype(float) > 0  # of a start-up less a later step nothing may be left over
+    left_out = ""
+    if timed.sum() > 1:
+        left_out = ", ".join(f"{int(value):,}" for value in times.loc[~timed, "value"])
+        times = times[timed]
     names = ("value", "seconds", "limit_seconds", *SHARES, "held_bytes", "cache_bytes")
     values, seconds, limits, collecting, system, held, cache = (times[name].astype(float).to_numpy() for name in names)
     pairs = [
@@ -186,6 +210,7 @@ def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
         "single": 1 in (int(inside.sum()), int((~inside).sum())),
         "steepest": max(pairs, default=None),
         "split": known,
+        "left_out": left_out,
     }
     return {f"{engine}_{name}": value for name, value in found.items()}
 
@@ -200,8 +225,13 @@ def exponent(values: Sequence[float] | np.ndarray, times: Sequence[float] | np.n
 
 def _is_above(row: Row, engine: str) -> bool:
     """Whether a time grows faster than the work, which grows in proportion: in all or within a level of memory."""
-    found = [row.get(f"{engine}_{name}") for name in ("exponent", "inside", "outside")]
-    return bool(row["linear"]) and any(one is not None and one > MOST for one in found)
+    return bool(row["linear"]) and any(
+        _exceeds(row.get(f"{engine}_{name}")) for name in ("exponent", "inside", "outside")
+    )
+
+
+def _exceeds(exponent: float | None) -> bool:
+    return exponent is not None and exponent > MOST
 
 
 def _why(row: Row, engine: str) -> str:
@@ -209,7 +239,7 @@ def _why(row: Row, engine: str) -> str:
     slope, low, high = row[f"{engine}_steepest"]
     said = f"{fixed(row[f'{engine}_exponent'])}, steepest from {int(low):,} to {int(high):,} ({fixed(slope)}); "
     beyond = row.get(f"{engine}_beyond")
-    if beyond is not None and beyond <= MOST - 1:
+    if _exceeds(row[f"{engine}_exponent"]) and beyond is not None and beyond <= MOST - 1:
         return said + "the limit grows as fast."
     collecting, system, split = (row[f"{engine}_{name}"] for name in ("collecting", "system", "split"))
     if not split and max(collecting, system) < LEAST_SHARE:

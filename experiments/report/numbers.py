@@ -196,7 +196,7 @@ def _add_sizes(found: Numbers, view: View) -> None:
         {**about, "engine": engine, **one}
         for about, by_engine in sizes.verdicts(view)
         for engine, one in by_engine.items()
-        if one.get("within") is not None
+        if "within" in one
     ]
     starts, memory, threads = (
         rows(view) for rows in (sizes_targets.start_rows, sizes_targets.memory_rows, sizes_targets.thread_rows)
@@ -212,7 +212,7 @@ def _add_sizes(found: Numbers, view: View) -> None:
             ratios = [row[f"{engine}_{name}_ratio"] for row in memory if f"{engine}_{name}_ratio" in row]
             _add_count(found, f"sizes.{name}.{engine}", sum(ratio <= 1 for ratio in ratios), len(ratios))
         slower = [row[f"{engine}_slower"] for row in threads if f"{engine}_slower" in row]
-        _add_count(found, f"sizes.threads.{engine}", slower.count(True), len(slower))
+        _add_count(found, f"sizes.threads.{engine}", slower.count(True), len(slower), slower.count(None))
     if threads:
         _add(found, "sizes.threads.slower", 100 * (sizes_targets.SLOWER - 1), percent(sizes_targets.SLOWER - 1))
     held = [row for row in growth.growth_seconds(view).rows if row["held"]]
@@ -227,18 +227,21 @@ def _add_sizes(found: Numbers, view: View) -> None:
 
 def _add_bound(found: Numbers, name: str, rows: list[dict[str, Any]]) -> None:
     """How many steps are within their bound, and those that are furthest above it."""
-    _add_count(found, name, sum(row["within"] for row in rows), len(rows))
-    above = sorted((row for row in rows if not row["within"]), key=lambda row: -row["to_bound"])[:FURTHEST]
+    verdicts = [row["within"] for row in rows]
+    _add_count(found, name, verdicts.count(True), len(rows), verdicts.count(None))
+    above = sorted((row for row in rows if row["within"] is False), key=lambda row: -row["to_bound"])[:FURTHEST]
     if above:
         named = [f"{row['family']} {row['size']}, mini-batch {row['batch']}: {fixed(row['to_bound'])}" for row in above]
         _add(found, f"{name}.worst", above[0]["to_bound"], "; ".join(named))
 
 
-def _add_count(found: Numbers, name: str, count: int, rows: int) -> None:
-    """A number of rows, and of how many it is; nothing where there are none."""
+def _add_count(found: Numbers, name: str, count: int, rows: int, undecided: int = 0) -> None:
+    """A number of rows, of how many it is, and how many of these are undecided; nothing where there are none."""
     if rows:
         _add(found, f"{name}.count", count, str(count))
         _add(found, f"{name}.rows", rows, str(rows))
+    if undecided:
+        _add(found, f"{name}.undecided", undecided, str(undecided))
 
 
 def _add_verdicts(found: Numbers, view: View) -> None:

@@ -119,10 +119,10 @@ def _lay_out(axes: Axes, overview: Overview, rows: Sequence[str]) -> None:
 # What is drawn
 
 
-def rounds_of(view: View, threads: int = 2) -> pd.DataFrame:
-    """The race's microseconds per step, rounds by engines; empty where there was no race with `threads` threads."""
+def rounds_of(view: View) -> pd.DataFrame:
+    """The microseconds per step of the race with the most threads, rounds by engines; empty where there was none."""
     rounds = view.table("race")
-    rounds = rounds[rounds["threads"] == threads]
+    rounds = rounds[rounds["threads"] == rounds["threads"].max()]
     return rounds.pivot_table(index="round", columns="engine", values="microseconds_per_step")
 
 

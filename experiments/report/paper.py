@@ -48,7 +48,7 @@ def build(
     results_dir = Path(results_dir)
     folder = results_dir / "report"
     out_pdf = Path(out_pdf) if out_pdf is not None else folder / "paper.pdf"
-    if is_current(folder, results_dir, papers):
+    if is_current(folder, results_dir, papers, data_dir):
         return _write(compile(folder), out_pdf)
     if out_pdf.resolve().parent == folder.resolve():
         report.build(results_dir, folder, papers, data_dir)
@@ -59,8 +59,13 @@ def build(
         return _write(compile(Path(temporary)), out_pdf)
 
 
-def is_current(folder: Path, results_dir: Path, papers: Sequence[str] | None = None) -> bool:
-    """Whether the report in `folder` is of these papers, was made from these results by this code, and is complete."""
+def is_current(
+    folder: Path, results_dir: Path, papers: Sequence[str] | None = None, data_dir: str | Path | None = None
+) -> bool:
+    """Whether the report in `folder` is of these papers, was made from these results by this code, and is complete.
+
+    With a `data_dir` it is not where a figure lacks the data set, which may be there.
+    """
     path = folder / "paper" / "report.json"
     if not path.is_file():
         return False
@@ -68,7 +73,10 @@ def is_current(folder: Path, results_dir: Path, papers: Sequence[str] | None = N
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema"] != report.SCHEMA or document["made_from"] != report.made_from(results_dir, papers):
             return False
-        pictures = [figure["file"] for paper in document["papers"] for figure in paper["figures"]]
+        figures = [one for part in ("papers", "other_machines") for paper in document[part] for one in paper["figures"]]
+        if data_dir is not None and any(figure["lacks_data"] for figure in figures):
+            return False
+        pictures = ["design.svg", *(one["file"] for one in (*figures, *document["overviews"]))]
         return all((folder / "figures" / name).is_file() for name in pictures)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged one
         return False

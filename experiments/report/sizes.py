@@ -8,7 +8,7 @@ step / bound is above 1. Where the peer was in fewer than `ROUNDS` rounds with i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from experiments.formats import MISSING, fixed, power_of_ten, scientific, share, significant
+from experiments.formats import MISSING, counted, fixed, power_of_ten, scientific, share, significant
 from experiments.measures.sizes import COMPILED, MOST_DEVIATION, PEERS
 from experiments.report import figures as drawing
 from experiments.report import row_helpers, style
-from experiments.report.comparisons import described
+from experiments.report.comparisons import LETTERS, described
 from experiments.report.figures import NotDrawnError
-from experiments.report.row_helpers import producer
+from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.style import PAGE
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, remembered, whole
@@ -35,10 +35,15 @@ ROOM = 1.1
 ROUNDS = 20
 """Of an engine and the best peer together, that a verdict needs."""
 OF_KERNEL = ("kernel_limit_share", "rest_share")
+STEP = ("step_us", "step_low_us", "step_high_us")
+"""The median step of an engine, and its quartiles."""
 POINT = ["threads", "family", "size", "batch"]
 AT_LIMIT = "at its limit"
 MARKS = {True: "", False: " ×", None: " ?"}
 """Of a step within its bound, above it, and one of which nothing can be said."""
+ALL_ON = "all on"
+"""In place of a technique, in the row that shows how far apart the steps with all techniques are."""
+NONE_OFF = {ALL_ON: "none: the longest step over the shortest"}
 ACROSS = 4
 """Panels side by side."""
 
@@ -107,12 +112,13 @@ def verdicts(view: View) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]
 def sizes(view: View) -> Table:
     """The step of our engines at every size: beside the best peer's, and its share of the limit."""
     rows: list[Row] = []
-    for about, found in verdicts(view):
+    for (about, found), (_, _, steps) in zip(verdicts(view), points(view), strict=True):
         cells = {f"{engine}_{name}": value for engine, one in found.items() for name, value in one.items()}
         first = next(iter(found.values()))
         common = {name: first.get(name) for name in ("limit_us", "peer", "peer_us")}
-        rows.append({**about, **common, **cells, **origin(view)})
-    per_engine = ("step_us", "limit_share", "ratio", "ratio_low", "ratio_high", "within", "kernel")
+        rows.append({**about, **common, **cells, **_spread(steps), **origin(view)})
+    per_engine = ("limit_share", "ratio", "ratio_low", "ratio_high", "to_torch", "within", "kernel")
+    timed = [name for name in view.engines() if (view.table("sizes")["engine"] == name).any()]
     counts = []
     for engine in TARGETS:
         known = [row[f"{engine}_within"] for row in rows if f"{engine}_within" in row]
@@ -122,7 +128,8 @@ def sizes(view: View) -> Table:
     return table_of_points(
         view,
         (
-            *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in TARGETS for name in per_engine)),
+            *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in timed for name in STEP)),
+            *(f"{engine}_{name}" for engine in TARGETS for name in per_engine),
             *(f"{engine}_{name}" for engine in TARGETS for name in ("kernel_share", *OF_KERNEL, "threads_in_step")),
         ),
         [
@@ -137,12 +144,24 @@ def sizes(view: View) -> Table:
             + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
             + f" and {ROOM:g} times the limit, by the lower end of the interval; ? one that was in too few rounds with "
             "that peer to say.",
+            "The CSV has the steps of all engines, with their quartiles.",
             *_compiled_only(view),
             *counts,
             *_losses(view),
             *absent(view),
         ],
     )
+
+
+def _spread(steps: pd.DataFrame) -> Row:
+    """The step of every engine at a point, its quartiles over the rounds, and the ratios of ours to PyTorch's."""
+    found: dict[str, Any] = {}
+    for engine in steps.columns:
+        low, middle, high = steps[engine].quantile([0.25, 0.5, 0.75])
+        found |= {f"{engine}_{name}": float(value) for name, value in zip(STEP, (middle, low, high), strict=True)}
+        if engine in TARGETS and REFERENCE in steps:
+            found[f"{engine}_to_torch"] = row_helpers.or_none((steps[engine] / steps[REFERENCE]).median())
+    return found
 
 
 def _compiled_only(view: View) -> list[str]:
@@ -155,7 +174,7 @@ def _compiled_only(view: View) -> list[str]:
     ]
     if not found[1] or found[0] == found[1]:
         return []
-    named = ", ".join(f"{batch} with {threads} threads" for threads, batch in sorted(found[1]))
+    named = ", ".join(f"{batch} with {counted(threads, 'thread')}" for threads, batch in sorted(found[1]))
     return [
         f"{view.label(COMPILED)} compiles anew for each size of mini-batch and takes part in mini-batches of {named} "
         "alone: elsewhere the best peer is the best of the others."
@@ -244,9 +263,20 @@ def sizes_held(view: View) -> Table:
             "step is gathering rows, looking for NaN and waiting; runs from before it was recorded have no share of "
             "the limit."
             if rows
-            else "Every step is within its bound."
+            else _none_above(view)
         ],
     )
+
+
+def _none_above(view: View) -> str:
+    """What is known of the steps where none is above its bound."""
+    known = [found["within"] for _, by_engine in verdicts(view) for found in by_engine.values() if "within" in found]
+    judged = len(known) - known.count(None)
+    if not judged:
+        return "No step was judged: none of ours was run beside a peer's in rounds enough."
+    if judged < len(known):
+        return f"No step is above its bound, as far as is known: of {len(known)} {len(known) - judged} are undecided."
+    return "Every step is within its bound."
 
 
 def _of_its_limit(row: Row) -> str:
@@ -261,7 +291,10 @@ def _of_its_limit(row: Row) -> str:
 
 @producer
 def sizes_ablation(view: View) -> Table:
-    """The step of each of our engines without one technique over its step with all, network by network."""
+    """The step of each of our engines without one technique over its step with all, network by network.
+
+    In the first row of an engine the longest step with all techniques over the shortest: what a run varies by itself.
+    """
     every = with_names(view.table("sizes_ablation"))
     networks = {
         f"{family.id}-{size}": f"{family.title} {size}"
@@ -269,28 +302,49 @@ def sizes_ablation(view: View) -> Table:
         for size in family.sizes
         if (every[["family", "size"]] == [family.id, size]).all(axis=1).any()
     }
+    every = every.assign(
+        network=every["family"] + "-" + every["size"],
+        factor=every["microseconds_per_step"] / every["all_on_microseconds"],
+    )
     rows: list[Row] = []
-    for (engine, technique), part in every.groupby(["engine", "technique"], sort=False):
-        factors = part["microseconds_per_step"] / part["all_on_microseconds"]
-        of_network = zip(part["family"] + "-" + part["size"], factors, strict=True)
-        rows.append(
-            {
-                **{"kind": "measured", "machine": view.machine(["sizes_ablation"]), "data": view.data_source},
-                **{"group": view.label(str(engine)), "engine": engine, "technique": technique},
-                **{name: row_helpers.or_none(factor) for name, factor in of_network},
-            }
-        )
-    batch = f"mini-batches of {int(every['batch'].iloc[0])}" if len(every) else ""
+    apart: dict[str, dict[str, float]] = {}
+    for engine, of_engine in every.groupby("engine", sort=False):
+        about = {"kind": "measured", "machine": view.machine(["sizes_ablation"]), "data": view.data_source}
+        about |= {"group": view.label(str(engine)), "engine": engine}
+        with_all = of_engine.groupby("network")["all_on_microseconds"]
+        apart[str(engine)] = (with_all.max() / with_all.min()).to_dict()
+        rows.append({**about, "technique": ALL_ON, **apart[str(engine)]})
+        for technique, part in of_engine.groupby("technique", sort=False):
+            factors = zip(part["network"], map(row_helpers.or_none, part["factor"]), strict=True)
+            rows.append({**about, "technique": technique, **dict(factors)})
+
+    def cell(network: str) -> Callable[[Row], str]:
+        def text(row: Row) -> str:
+            factor = row.get(network)
+            if empty(factor):
+                return MISSING
+            by_itself = apart[row["engine"]][network]
+            known = row["technique"] == ALL_ON or not 1 / by_itself <= factor <= by_itself
+            return fixed(factor) + ("" if known else MARKS[None])
+
+        return text
+
+    timed = sorted(
+        {(int(batch), int(threads)) for batch, threads in zip(every["batch"], every["threads"], strict=True)}
+    )
+    steps = "; ".join(f"mini-batches of {batch} with {counted(threads, 'thread')}" for batch, threads in timed)
     return Table(
         fields=("kind", "machine", "data", "engine", "technique", *networks),
         columns=(
-            Column("technique off", lambda row: described(str(row["technique"])), align="left"),
-            *(column(title, name, fixed) for name, title in networks.items()),
+            Column("technique off", lambda row: NONE_OFF.get(row["technique"]) or described(row["technique"]), "left"),
+            *(Column(title, cell(name)) for name, title in networks.items()),
         ),
         rows=tuple(rows),
         notes=(
-            f"Above 1 the technique makes a step faster, in {batch}; {MISSING}: it can't be switched off there, or the "
-            "network was not run."
+            f"A step without the technique over the steps with all before and after it, in {steps}: above 1 the "
+            f"technique makes it faster. ? marks what differs from 1 by no more than the steps with all do among "
+            f"themselves, as the first row has it. {MISSING}: it can't be switched off there, or the network was not "
+            f"run. {LETTERS}"
             if rows
             else "Not run: make sizes runs it.",
             *row_helpers.missing_notes(view, ("sizes_ablation",), tuple(TARGETS)),
@@ -330,7 +384,10 @@ def table_of_points(
 
 @drawing.producer
 def ratios_by_size(view: View) -> Figure:
-    """A panel for each family: our engines' step / the best peer's over the size, a line for each mini-batch."""
+    """A panel for each family: our engines' step / the best peer's over the size, a line for each mini-batch.
+
+    With the most threads that were measured; a dotted line is at an engine's target.
+    """
     known = [
         {**about, "engine": engine, **found}
         for about, by_engine in verdicts(view)
@@ -340,7 +397,8 @@ def ratios_by_size(view: View) -> Figure:
     if not known:
         raise NotDrawnError("no step of ours was run beside a peer's: make sizes")
     frame = pd.DataFrame(known)
-    frame = frame[frame["threads"] == frame["threads"].max()]
+    threads = int(frame["threads"].max())
+    frame = frame[frame["threads"] == threads]
     families = [family for family in view.paper.families if (frame["family"] == family.title).any()]
     batches = sorted(frame["batch"].unique())
     down = -(-len(families) // ACROSS)
@@ -348,9 +406,9 @@ def ratios_by_size(view: View) -> Figure:
     panels = list(np.ravel(drawn.subplots(down, ACROSS, sharey=True, squeeze=False)))
     for axes, family in zip(panels, families, strict=False):
         here, names = frame[frame["family"] == family.title], list(family.sizes)
-        axes.axhline(1, color="#555555", linewidth=0.8, linestyle=":")
-        for engine in TARGETS:
+        for engine, target in TARGETS.items():
             look = style.look(engine)
+            axes.axhline(target, color=look.color, linewidth=0.8, linestyle=":")
             for place, batch in enumerate(batches):
                 line = here[(here["engine"] == engine) & (here["batch"] == batch)]
                 if not len(line):
@@ -380,7 +438,7 @@ def ratios_by_size(view: View) -> Figure:
         style.clean(axes)
     for axes in panels[len(families) :]:
         axes.set_axis_off()
-    drawn.supylabel("step / best peer's step")
+    drawn.supylabel(f"step / best peer's step, {counted(threads, 'thread')}")
     drawn.legend(
         *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(batches) * len(TARGETS) // 2 or 1
     )

@@ -56,6 +56,14 @@ def test_points_are_ratios_and_differences_to_the_reference(fake: ModuleType, vi
     assert by_id["accuracies"]["numpy"].interval == pytest.approx(testing.of_mean(difference))
 
 
+def test_a_study_whose_race_was_with_one_thread_has_its_step(fake: ModuleType, view_of: Callable[..., View]) -> None:
+    sweep = fake.rows(seeds=1)
+    view = view_of(sweep | {"race": [row for row in sweep["race"] if row["threads"] == 1]})
+    (steps,) = [item for item in overview.OVERVIEWS if item.id == "steps"]
+    rounds = view.table("race").pivot_table(index="round", columns="engine", values="microseconds_per_step")
+    assert steps.points(view)["numpy"].value == pytest.approx((rounds["numpy"] / rounds["torch"]).median())
+
+
 @pytest.mark.usefixtures("sketched")
 def test_a_report_has_the_figures_for_which_something_was_run(fake: ModuleType, tmp_path: Path) -> None:
     sweep = fake.rows(seeds=3)

@@ -73,6 +73,27 @@ def test_a_current_report_is_used_as_it_is_and_an_old_one_is_made_anew(
 
 
 @pytest.mark.usefixtures("sketched")
+def test_a_report_that_lacks_a_figure_is_not_current(fake: ModuleType, tmp_path: Path) -> None:
+    fake.write(tmp_path, fake.rows(seeds=1, engines=("numpy", "torch")))
+    paper.build(tmp_path)
+    folder = tmp_path / "report"
+    path = folder / "paper" / "report.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    figures = document["papers"][0]["figures"]
+    assert any(not figure["drawn"] and not figure["lacks_data"] for figure in figures), "nothing was run for it"
+    for lacking in (True, False):
+        figures[0]["lacks_data"] = lacking
+        path.write_text(json.dumps(document), encoding="utf-8")
+        assert paper.is_current(folder, tmp_path)
+        assert paper.is_current(folder, tmp_path, data_dir=tmp_path) is not any(one["lacks_data"] for one in figures)
+    for name in (document["overviews"][0]["file"], "design.svg"):
+        picture = (folder / "figures" / name).rename(tmp_path / name)
+        assert not paper.is_current(folder, tmp_path)
+        picture.rename(folder / "figures" / name)
+    assert paper.is_current(folder, tmp_path)
+
+
+@pytest.mark.usefixtures("sketched")
 def test_a_pdf_elsewhere_leaves_the_results_folder_alone(fake: ModuleType, tmp_path: Path) -> None:
     results = fake.write(tmp_path / "results", fake.rows(seeds=1, engines=("numpy",)))
     before = sorted(results.rglob("*"))

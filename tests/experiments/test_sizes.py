@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -547,7 +548,8 @@ sizes_ablation_batch = 4
         assert "microseconds_per_step" not in batched and "batch" in batched["missing"]  # it is normalised
         assert all(row["microseconds_per_step"] > 0 for row in of_engine.values())
     made = sizes.sizes_ablation(paper_view(paper, Tidy.load(tmp_path)))
-    assert len(made.rows) == len(rows) and all(row["cnn-norm-2"] or row["technique"] == "batched" for row in made.rows)
+    assert len(made.rows) == len(rows) + 2, "and how far apart the steps with all techniques are, of each engine"
+    assert all(row["cnn-norm-2"] or row["technique"] == "batched" for row in made.rows)
 
 
 def test_the_committed_ablation_has_every_network_engine_and_technique() -> None:
@@ -558,7 +560,7 @@ def test_the_committed_ablation_has_every_network_engine_and_technique() -> None
     assert len(networks) == 7
     made = sizes.sizes_ablation(paper_view(paper, committed))
     for engine in ("numpy", "julia"):
-        of_engine = [row for row in made.rows if row["engine"] == engine]
+        of_engine = [row for row in made.rows if row["engine"] == engine and row["technique"] != sizes.ALL_ON]
         assert all(any(row[name] is not None for row in of_engine) for name in networks), engine
         measured = rows.loc[rows["engine"] == engine, "technique"]
         assert set(measured) == {*ablation.techniques(engine)}, f"{engine}: make sizes again, and commit its results"
@@ -709,6 +711,25 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
     assert [one.get_title(loc="left") for one in axes] == [family.title for family in PAPER.families]
 
 
+def test_the_figure_shows_the_ratios_of_the_table_with_the_most_threads(view: View) -> None:
+    drawn = figures.PRODUCERS["ratios_by_size"](view)
+    assert drawn.get_supylabel().endswith(", 2 threads")
+    family = PAPER.families[1]
+    (axes,) = [one for one in drawn.axes if one.get_title(loc="left") == family.title]
+    lines = {str(one.get_label()): one.lines[0].get_ydata() for one in axes.containers}
+    assert len(lines) == 2 * 4
+    for engine, label in (("numpy", "TwinGrad numpy"), ("julia", "TwinGrad Julia")):
+        for batch in (1, 16, 64, 256):
+            expected = [
+                found[engine]["ratio"]
+                for about, found in sizes.verdicts(view)
+                if (about["family"], about["batch"], about["threads"]) == (family.title, batch, 2)
+            ]
+            assert list(lines[f"{label}, batch {batch}"]) == expected
+    targets = [line.get_ydata()[0] for line in axes.lines if len({*line.get_ydata()}) == 1]
+    assert {1.0, 0.8} <= {*targets}
+
+
 def test_networks_without_a_row_are_named_once(view: View) -> None:
     rows = view.table("sizes")
     of_gru = (rows["family"] == "gru") & (rows["size"] == 64) & (rows["threads"] == 2)
@@ -740,15 +761,111 @@ def test_a_share_above_one_is_at_the_limit_and_one_of_earlier_runs_is_not_shown(
 def test_no_step_is_judged_by_a_peer_that_was_in_fewer_rounds(view: View) -> None:
     _, rows, steps = sizes.points(view)[0]
     steps = steps.copy()
-    steps.loc[steps.index[2:], "jax"] = None
+    steps.loc[steps.index[-1], "jax"] = None
     found = sizes.judged(rows, steps, "numpy")
-    assert found["peer"] == "jax" and found["within"] is None
+    assert found["peer"] == "jax" and found["ratio_low"] is not None and found["within"] is None
     every = view.table("sizes")
-    few = (every["engine"] == "jax") & (every["round"] > 2) & (every["batch"] == 16)
+    few = (every["engine"] == "jax") & (every["round"] == 8) & (every["batch"] == 16)
     shown = dataclasses.replace(view, tables={**view.tables, "sizes": every[~few]})
     made = sizes.sizes(shown)
     assert "TwinGrad numpy: 70 of 126 rows within its bound; 21 undecided" in made.notes
     assert to_markdown(made).count(" ? |") == 2 * 21
+    found = numbers.of_paper(shown)
+    for threads, counted in ((2, ("42", "84", "21")), (1, ("28", "42", None))):
+        for name, text in zip(("count", "rows", "undecided"), counted, strict=True):
+            assert found.get(f"sizes.{threads}.numpy.{name}", {}).get("text") == text
+
+
+def verdict(
+    engine: str, step: float, peers: dict[str, float], limit: float, rounds: int = 20, together: int | None = None
+) -> dict[str, Any]:
+    """How an engine's step is judged where every round is alike, and only some of them are the peers', too."""
+    steps = pd.DataFrame({engine: step, **peers}, index=range(1, rounds + 1))
+    steps.loc[steps.index[together or rounds :], list(peers)] = None
+    rows = pd.DataFrame({"engine": [engine, *peers], "limit_microseconds": limit})
+    facts = ("kernel", "kernel_share", *sizes.OF_KERNEL, "threads_in_step")
+    return sizes.judged(rows.assign(**dict.fromkeys(facts)), steps, engine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "step", "peers", "limit", "within"),
+    [
+        *(("numpy", 99, {"torch": 120, "jax": 100}, 1, True), ("numpy", 101, {"torch": 120, "jax": 100}, 1, False)),
+        *(("julia", 79, {"torch": 120, "jax": 100}, 1, True), ("julia", 81, {"torch": 120, "jax": 100}, 1, False)),
+        *(("numpy", 109, {"torch": 50}, 100, True), ("numpy", 111, {"torch": 50}, 100, False)),
+        *(("julia", 109, {"torch": 50}, 100, True), ("julia", 111, {"torch": 50}, 100, False)),
+        *(("julia", 109, {"torch": 140}, 100, True), ("julia", 113, {"torch": 140}, 100, False)),
+        *(("numpy", 95, {"torch": 100, "torch-compile": 90}, 1, False), ("numpy", 95, {"torch": 100}, 1, True)),
+        ("numpy", 95, {"torch": 100, "flux": 90}, 1, True),  # which is no peer here
+    ],
+)
+def test_a_bound_is_a_share_of_the_best_peer_or_a_tenth_above_the_limit(
+    engine: str, step: float, peers: dict[str, float], limit: float, within: bool
+) -> None:
+    found = verdict(engine, step, peers, limit)
+    assert found["within"] is within
+    assert found["peer"] == min((name for name in peers if name in measured.PEERS), key=peers.__getitem__)
+
+
+def test_a_step_without_a_peer_has_no_verdict_and_one_with_twenty_rounds_of_more_has() -> None:
+    assert verdict("numpy", 1, {}, 1)["peer"] is None and "within" not in verdict("numpy", 1, {}, 1)
+    judged = {n: verdict("numpy", 1, {"torch": 2}, 0.1, rounds=25, together=n)["within"] for n in (19, 20, 25)}
+    assert judged == {19: None, 20: True, 25: True}
+
+
+def test_no_step_is_called_within_its_bound_that_was_not_judged(view: View) -> None:
+    every = view.table("sizes")
+
+    def said(kept: Any) -> str:
+        shown = dataclasses.replace(view, tables={**view.tables, "sizes": every[kept]})
+        made = sizes.sizes_held(shown)
+        assert not made.rows
+        return made.notes[0]
+
+    ours, small = every["engine"].isin(sizes.TARGETS), every["size"] != 0
+    for family in PAPER.families:
+        small &= (every["family"] != family.id) | (every["size"] != float(list(family.sizes)[-1]))
+    assert said(small) == "Every step is within its bound."
+    assert said(ours).startswith("No step was judged")
+    assert said(every["round"] < 3).startswith("No step was judged")
+    few = (every["engine"] == "jax") & (every["round"] == 8) & (every["batch"] == 16)
+    assert said(small & ~few).startswith("No step is above its bound, as far as is known: of 168 28 are undecided")
+
+
+def test_every_engine_s_step_is_in_the_csv_with_its_quartiles(view: View) -> None:
+    made = sizes.sizes(view)
+    for row, (_, _, steps) in zip(made.rows, sizes.points(view), strict=True):
+        for engine in steps.columns:
+            low, middle, high = (row[f"{engine}_{name}"] for name in ("step_low_us", "step_us", "step_high_us"))
+            assert low < middle < high and middle == pytest.approx(steps[engine].median())
+        assert row["numpy_to_torch"] == pytest.approx((steps["numpy"] / steps["torch"]).median())
+        assert {f"{engine}_{name}" for engine in steps.columns for name in sizes.STEP} < {*made.fields}
+
+
+def test_where_compiled_pytorch_took_part_is_said(view: View) -> None:
+    every = view.table("sizes")
+    like = every[(every["engine"] == "torch") & (every["batch"] == 64) & (every["threads"] == 2)]
+    compiled = like.assign(engine="torch-compile", label="PyTorch compiled")
+    made = sizes.sizes(dataclasses.replace(view, tables={**view.tables, "sizes": pd.concat([every, compiled])}))
+    (said,) = [note for note in made.notes if "compiles anew" in note]
+    assert "takes part in mini-batches of 64 with 2 threads alone" in said
+
+
+def test_a_factor_of_the_ablation_is_marked_where_the_steps_with_all_differ_as_much(
+    fake: ModuleType, view_of: ViewOf
+) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    like = next(row for row in rows["split"] if (row["engine"], row["family"]) == ("numpy", "cnn"))
+    rows["sizes_ablation"] = [
+        like | {"technique": name, "microseconds_per_step": step, "all_on_microseconds": with_all}
+        for name, step, with_all in (("fuse", 150.0, 100.0), ("views", 120.0, 110.0), ("in_place", 99.0, 110.0))
+    ]
+    made = sizes.sizes_ablation(view_of(rows, paper="sizes"))
+    network = f"cnn-{formats.given(like['size'])}"
+    assert [row[network] for row in made.rows] == pytest.approx([1.1, 1.5, 120 / 110, 0.9])
+    shown = [line.split(" | ")[1].rstrip(" |") for line in to_markdown(made).split("\n") if line.startswith("| ")]
+    assert shown[-4:] == ["1.10", "1.50", "1.09 ?", "0.90"]
+    assert "with 2 threads" in made.notes[0] and "Letters name the studies" in made.notes[0]
 
 
 @pytest.mark.parametrize("image", [True, False])
@@ -983,6 +1100,39 @@ def test_growth_within_a_level_of_memory_is_judged_too(
     assert len(notes) == marked and all(note.endswith("which explains it.") is explained for note in notes)
 
 
+def test_a_limit_that_grows_as_fast_in_all_does_not_explain_a_level_of_memory(
+    fake: ModuleType, view_of: ViewOf
+) -> None:
+    rows = growth_alone(fake)
+    for row in rows["growth"]:
+        if (row["engine"], row["series"], row["what"]) == ("julia", "vocabulary", "step"):
+            row |= {"seconds": {100: 1e-4, 1000: 1e-4 * 10**1.2, 10_000: 1e-2}[row["value"]]}  # 1.00 in all
+            row |= {"limit_seconds": 1e-8 * row["value"], "held_bytes": row["value"], "cache_bytes": 5000}
+    (said,) = [note for note in growth_tables.growth(view_of(rows, paper="sizes")).notes if "by words, step" in note]
+    assert said.endswith("1.20 among the sizes whose memory fits the largest cache; the rest is not explained.")
+
+
+def test_sizes_that_an_exponent_does_not_have_are_named(fake: ModuleType, view_of: ViewOf) -> None:
+    rows = growth_alone(fake)
+    rows["growth"] = [
+        row for row in rows["growth"] if (row["engine"], row["series"], row["value"]) != ("numpy", "nodes", 10_000)
+    ]
+    for row in rows["growth"]:
+        if (row["engine"], row["series"], row["value"], row["what"]) == ("julia", "width", 100, "start-up"):
+            row["seconds"] = 0.0
+    made = growth_tables.growth(view_of(rows, paper="sizes"))
+    assert (
+        "TwinGrad numpy, a graph, by nodes, eager gradient, 100 to 10,000: up to 1,000 alone; nothing larger follows a "
+        "call of over 30 s." in made.notes
+    )
+    said = "at 100 no time was left over, and the exponent is that of the others."
+    assert [note for note in made.notes if "left over" in note] == [
+        f"TwinGrad Julia, MLP, by units, start-up, 100 to 10,000: {said}"
+    ]
+    (row,) = [row for row in made.rows if row["group"] == "MLP, by units" and row["at"].startswith("start-up")]
+    assert row["julia_exponent"] == pytest.approx(1)
+
+
 def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_of: ViewOf) -> None:
     rows = fake.rows("sizes", seeds=0, data_source="generated")
     nodes = [row for row in rows["growth"] if row["series"] == "nodes"]
@@ -1032,6 +1182,7 @@ def test_what_was_called_alternately_is_judged_by_its_ratio(
 def test_tables_of_a_study_that_was_not_run_say_so(view_of: ViewOf) -> None:
     view = view_of({name: [] for name in COLUMNS}, paper="sizes")
     for make in (
+        *(sizes.sizes, sizes.sizes_held, sizes.sizes_ablation),
         *(sizes_targets.sizes_start, sizes_targets.sizes_memory, sizes_targets.sizes_threads),
         *(sizes_targets.sizes_limits, growth_tables.growth, growth_tables.growth_seconds),
     ):
