@@ -228,6 +228,14 @@ def check_chain(spec: ModelSpec, engine: str) -> None:
             raise SpecError(f'the model "{spec.name}"', [f"{found}, each reads the one before it"])
 
 
+def check_rates(rates: NDArray[np.float64], steps: int) -> None:
+    """Raise for learning rates of another number than that of the steps, and for one that is none."""
+    if rates.shape != (steps,):
+        raise ShapeError(f"expected a learning rate for each of {steps} steps, found shape {rates.shape}")
+    if not (np.isfinite(rates) & (rates >= 0)).all():
+        raise ConfigurationError(f"learning rates must be finite numbers >= 0, found {rates}")
+
+
 def check_losses(found: NDArray[np.float64], steps_before: int) -> None:
     """Raise `NonFiniteError` for the first NaN or infinite loss of an epoch, `steps_before` steps into training."""
     wrong = np.flatnonzero(~np.isfinite(found))

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from bridge import weights
-from bridge.checks import DataCheck
+from bridge.checks import DataCheck, check_rates
 from bridge.errors import JuliaError
 from bridge.layers import Recurrent
 from bridge.libjulia.engine import load_engine
 from bridge.linear_algebra import of_numpy
 from bridge.session import Evaluation, Optimizer
 from bridge.spec import ModelSpec
-from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
+from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.parameters import FlatVector
 from py_engine.network.parameters import Layout as _Layout
@@ -232,8 +232,7 @@ class EntrySession:
         """After how many steps the learning rate becomes another one, and the number of all."""
         if rates is None:
             return [steps]
-        if rates.shape != (steps,):
-            raise ShapeError(f"expected a learning rate for each of {steps} steps, found shape {rates.shape}")
+        check_rates(rates, steps)
         return [*(np.flatnonzero(np.diff(rates)) + 1).tolist(), steps]
 
     def evaluate(self, x: Array, y: Array) -> Evaluation:

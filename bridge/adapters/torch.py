@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bridge import linear_algebra, weights
-from bridge.checks import TensorSession, check_known
+from bridge.checks import TensorSession, check_known, check_losses, check_rates
 from bridge.layers import (
     RBF,
     RNN,
@@ -49,7 +49,7 @@ from bridge.layers import (
 )
 from bridge.session import Optimizer
 from bridge.spec import ModelSpec
-from py_engine.errors import ParameterError, ShapeError
+from py_engine.errors import ParameterError
 
 __all__ = ["Built", "TorchSession", "UnrolledRecurrent", "unrolled"]
 
@@ -92,20 +92,25 @@ class TorchSession(TensorSession):
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = _build_optimizer(trained, optimizer)
         self._trained = trained
+        self._keys = (*_KEPT[optimizer.name], *(["momentum_buffer"] if optimizer.momentum else []))
         self._unread: list[nn.Parameter] | None = None  # what the loss does not depend on
 
     def train_steps(
         self, x: Array, y: Array, order: NDArray[np.int64], rates: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """See `Scheduling.train_steps`."""
-        starts = range(0, len(order), self._batch_size)
-        if rates.shape != (len(starts),):
-            raise ShapeError(f"expected a learning rate for each of {len(starts)} steps, found shape {rates.shape}")
-        losses = np.empty(len(starts))
-        for step, start in enumerate(starts):
+        features, targets = self._batch(x, y)
+        rows = self._check.order(order, x)
+        self._check.batches(len(rows), self._batch_size)
+        batches = np.split(rows, range(self._batch_size, len(rows), self._batch_size))
+        check_rates(rates, len(batches))
+        losses = np.empty(len(batches))
+        for step, batch in enumerate(batches):
             for group in self._optimizer.param_groups:
                 group["lr"] = float(rates[step])
-            (losses[step],) = self.train_epoch(x, y, order[start : start + self._batch_size])
+            (losses[step],) = self._train_rows(features, targets, batch)
+        check_losses(losses, self._steps)
+        self._steps += len(losses)
         return losses
 
     def loss_and_gradients(self, x: Array, y: Array) -> tuple[float, dict[str, Array]]:
@@ -138,15 +143,36 @@ class TorchSession(TensorSession):
         """See `Resumable.load_state`."""
         if not {"random", "steps"} <= state.keys():
             raise ParameterError(f"expected the state of a session of PyTorch, found {', '.join(state)}")
-        kept: dict[int, dict[str, Tensor]] = {}
-        for name, array in state.items():
-            index, _, key = name.partition(".")
-            if key:
-                kept.setdefault(int(index), {})[key] = torch.tensor(array)
+        kept = self._fitting({name: array for name, array in state.items() if name not in ("random", "steps")})
+        if int(state["steps"]) and len(kept) < len(self._trained) * bool(self._keys):
+            raise ParameterError("the state does not fit: it is of an optimizer that keeps no arrays")
         groups = self._optimizer.state_dict()["param_groups"]
+        try:
+            torch.set_rng_state(torch.tensor(state["random"]))
+        except (RuntimeError, TypeError) as error:
+            raise ParameterError(f"the state does not fit: its random stream is none of PyTorch's ({error})") from None
         self._optimizer.load_state_dict({"state": kept, "param_groups": groups})
-        torch.set_rng_state(torch.tensor(state["random"]))
         self._steps = int(state["steps"])
+
+    def _fitting(self, arrays: Mapping[str, Array]) -> dict[int, dict[str, Tensor]]:
+        """The optimizer's arrays by parameter and key, as it would have made them: fused kernels look at no strides.
+
+        Raises `ParameterError` unless there are all, of the parameters' shapes and dtype, or none.
+        """
+        kept: dict[int, dict[str, Tensor]] = {}
+        left = dict(arrays)
+        for index, parameter in enumerate(self._trained if arrays else ()):
+            for key in self._keys:
+                array = left.pop(f"{index}.{key}", None)
+                like = torch.empty(()) if key == "step" else torch.empty_like(parameter, requires_grad=False)
+                expected = (tuple(like.shape), str(like.dtype).removeprefix("torch."))
+                found = None if array is None else (array.shape, array.dtype.name)
+                if array is None or found != expected:
+                    raise ParameterError(f"the state does not fit: {index}.{key}: expected {expected}, found {found}")
+                kept.setdefault(index, {})[key] = like.copy_(torch.tensor(array))
+        if left:
+            raise ParameterError(f"the state does not fit: this optimizer keeps no {', '.join(left)}")
+        return kept
 
     def linear_algebra(self) -> str:
         """See `Session.linear_algebra`."""
@@ -669,6 +695,11 @@ _OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, bool]]] = {
     "adamw": (torch.optim.AdamW, {"fused": True}),
 }
 """Each with its fastest form."""
+_KEPT: dict[str, tuple[str, ...]] = {
+    **{"sgd": (), "rmsprop": ("step", "square_avg")},
+    **dict.fromkeys(("adam", "adamw"), ("step", "exp_avg", "exp_avg_sq")),
+}
+"""What each keeps of a parameter once it has been updated, beside a momentum."""
 
 
 def _build_optimizer(parameters: list[Tensor], optimizer: Optimizer) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ from bridge.adapters import julia as adapter
 from bridge.schedule import Schedule
 from bridge.session import Optimizer, Resumable, Scheduling
 from bridge.spec import ModelSpec
-from py_engine.errors import ConfigurationError, ParameterError, ShapeError
+from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError, ShapeError
 
 Made = Callable[..., Any]
 RESUMABLE = [name for name, row in registry.ENGINES.items() if row.resumable]
@@ -149,15 +149,43 @@ def test_a_resumed_session_goes_on_bit_for_bit(
     random_data: Made,
     rng: np.random.Generator,
 ) -> None:
-    params, (x, y) = random_params(noisy), random_data(noisy, ROWS)
+    check_resumed(name, optimizer, noisy, session_of, random_params(noisy), random_data(noisy, ROWS), rng)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_session_of_images_goes_on_bit_for_bit(
+    optimizer: Optimizer,
+    model: Made,
+    session_of: Made,
+    random_params: Made,
+    random_data: Made,
+    rng: np.random.Generator,
+) -> None:
+    """PyTorch's weights of images have their channels last in memory, and so have the optimizer's arrays."""
+    layers = [{"op": "conv2d", "filters": 3, "kernel": 2}, {"op": "flatten"}, {"op": "dense", "units": 3}]
+    images = model([2, 4, 4], *layers)
+    check_resumed("torch", optimizer, images, session_of, random_params(images), random_data(images, ROWS), rng)
+
+
+def check_resumed(
+    name: str,
+    optimizer: Optimizer,
+    spec: ModelSpec,
+    session_of: Made,
+    params: Any,
+    data: Any,
+    rng: np.random.Generator,
+) -> None:
+    """Fail unless a training that is resumed after two epochs of four is one that is not interrupted."""
+    x, y = data
     orders = [rng.permutation(ROWS) for _ in range(4)]
-    whole = session_of(name, noisy, params, optimizer, BATCH)
+    whole = session_of(name, spec, params, optimizer, BATCH)
     losses = [whole.train_epoch(x, y, order) for order in orders]
     expected = whole.params()
-    first = session_of(name, noisy, params, optimizer, BATCH)
+    first = session_of(name, spec, params, optimizer, BATCH)
     begun = [first.train_epoch(x, y, order) for order in orders[:2]]
     middle, state = first.params(), first.state()
-    second = session_of(name, noisy, middle, optimizer, BATCH)
+    second = session_of(name, spec, middle, optimizer, BATCH)
     second.load_state(state)
     np.testing.assert_array_equal([*begun, *(second.train_epoch(x, y, order) for order in orders[2:])], losses)
     for key, array in second.params().items():
@@ -174,9 +202,22 @@ def test_a_state_of_something_else_is_refused(
         sgd = session_of(name, network, random_params(network), Optimizer("sgd", 0.1), BATCH)
         with pytest.raises(ParameterError):
             sgd.load_state({})
-        if name != "torch":  # which takes any optimizer's state for its own
-            with pytest.raises(ParameterError):
-                sgd.load_state(state)
+        with pytest.raises(ParameterError):
+            sgd.load_state(state)
+        if name == "torch":
+            larger = session_of(name, network, random_params(network), Optimizer("adam", 0.1), BATCH)
+            for wrong in (
+                {"0.exp_avg": np.zeros((9, 9), np.float32)},
+                {"0.exp_avg": state["0.exp_avg"].astype(np.float64)},
+                {"0.other": np.zeros(2, np.float32)},
+                {"random": np.zeros(3, np.uint8)},
+            ):
+                with pytest.raises(ParameterError, match="does not fit"):
+                    larger.load_state(state | wrong)
+            plain = {key: array for key, array in state.items() if key in ("random", "steps")}
+            with pytest.raises(ParameterError, match="keeps no arrays"):
+                larger.load_state(plain)
+            larger.load_state(plain | {"steps": np.array(0)})  # of a session that has not trained
 
 
 def test_a_state_of_another_rule_that_keeps_as_many_arrays_is_refused(
@@ -187,7 +228,7 @@ def test_a_state_of_another_rule_that_keeps_as_many_arrays_is_refused(
         2: [Optimizer("adam", 0.1), Optimizer("rmsprop", 0.1, momentum=0.9)],
     }
     x, y = random_data(network, ROWS)
-    for name in ("numpy", "julia"):
+    for name in ("numpy", "julia", "torch"):
         for one, other in (pair for rule in rules.values() for pair in (rule, rule[::-1])):
             first = session_of(name, network, random_params(network), one, BATCH)
             first.train_epoch(x, y, np.arange(ROWS))
@@ -210,6 +251,29 @@ def test_the_number_of_rates_is_checked(
         session = session_of(name, network, random_params(network), Optimizer("sgd", 0.1), BATCH)
         with pytest.raises(ShapeError, match="a learning rate for each of 5 steps"):
             session.train_steps(*random_data(network, ROWS), np.arange(ROWS), np.ones(4))
+        before = session.params()
+        for wrong in (np.nan, -1.0, np.inf):
+            with pytest.raises(ConfigurationError, match=r"learning rates? must be"):
+                session.train_steps(*random_data(network, ROWS), np.arange(ROWS), np.array([0.1, 0.1, 0.1, 0.1, wrong]))
+        for key, array in session.params().items():
+            np.testing.assert_array_equal(array, before[key], err_msg="nothing was trained")
+
+
+def test_a_loss_that_is_none_and_batches_that_can_be_none_are_named_by_their_place_in_the_epoch(
+    network: ModelSpec, session_of: Made, random_params: Made, random_data: Made
+) -> None:
+    x, y = random_data(network, ROWS)
+    for name in ("numpy", "torch"):
+        session = session_of(name, network, random_params(network), Optimizer("sgd", 0.1), BATCH)
+        before = session.params()
+        with pytest.raises(ConfigurationError, match="21 rows in batches of 10 leave a batch of 1"):
+            session.train_steps(x, y, np.arange(21), np.ones(3))  # of batch normalisation
+        for key, array in session.params().items():
+            np.testing.assert_array_equal(array, before[key], err_msg="nothing was trained")
+    wrong = x.copy()
+    wrong[35] = np.nan
+    with pytest.raises(NonFiniteError, match=r"step 4 of 5 in its epoch"):
+        session.train_steps(wrong, y, np.arange(ROWS), np.ones(5))
 
 
 def test_the_registry_says_which_engines_can(
