@@ -588,3 +588,101 @@ def test_a_reduction_of_one_element_has_the_dtype_of_several(ufunc, x):
     found, expected = ufunc.reduceat(Tensor(x), [0], axis=-1), ufunc.reduceat(x, [0], axis=-1)
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == expected.dtype
+
+
+# What is multiplied by 0, or not at all ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+@pytest.mark.parametrize("length", [1, 2, 5, 16, 17, 40])
+@pytest.mark.parametrize("function", [np.convolve, np.correlate])
+def test_where_a_kernel_reaches_beyond_the_elements_nothing_is_multiplied(rng, function, length, mode):
+    short = rng.standard_normal(length)
+    short[rng.integers(length)] = np.inf
+    short[0] = np.nan if length > 4 else short[0]
+    long = rng.standard_normal(length + 7)
+    for a, v in ((long, short), (short, long)):
+        expected = function(a, v, mode)
+        for made in (function(Tensor(a), v, mode), pe.compile(lambda a, v: function(a, v, mode))(a, v)):
+            np.testing.assert_array_equal(np.isfinite(made), np.isfinite(expected))
+            np.testing.assert_array_equal(np.isnan(made), np.isnan(expected))
+            np.testing.assert_allclose(made, expected, rtol=1e-10)
+    finite = rng.standard_normal(length)
+    gradcheck(lambda a, v: function(a, v, mode), long, finite)
+    small = rng.integers(-9, 9, length + 7).astype(np.int8), rng.integers(-9, 9, length).astype(np.int8)
+    made = function(Tensor(small[0]), Tensor(small[1]), mode)
+    assert made.dtype == np.int8
+    np.testing.assert_array_equal(made, function(*small, mode))
+
+
+def test_a_polynomial_with_an_infinite_root_is_numpys():
+    for roots in ([np.inf], [1.0, np.inf], [np.nan, 2.0], [2.0, -np.inf, 3.0]):
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(np.poly(Tensor(np.array(roots))), np.poly(np.array(roots)))
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan, -np.inf])
+def test_between_equal_steps_the_element_itself_does_not_count(bad):
+    x, places = np.array([0.0, bad, 2.0, 3.0, 5.0]), np.arange(5.0)
+    with np.errstate(invalid="ignore"):
+        for at in (places, places**2):
+            np.testing.assert_allclose(np.gradient(Tensor(x), at), np.gradient(x, at))
+    smooth = np.sin(places)
+    gradcheck(lambda x, at: np.gradient(x, at), smooth, places)
+
+
+def test_beside_a_diagonal_a_gradient_is_zero():
+    x = np.array([[0.0, 1.0], [1.0, 4.0]])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for function in (np.diagonal, partial(np.einsum, "ii->i")):
+            for grad in (pe.grad, lambda f: pe.compile(pe.grad(f))):
+                found = grad(lambda x, f=function: np.sum(np.sqrt(f(x))))(x)
+                np.testing.assert_array_equal(found, [[np.inf, 0], [0, 0.25]])
+        found = pe.grad(lambda x: 1 / np.einsum("ii->", x) ** 2)(np.array([[1.0, 3.0], [2.0, -1.0]]))
+    np.testing.assert_array_equal(found[~np.eye(2, dtype=bool)], 0)
+    three = np.arange(1.0, 28).reshape(3, 3, 3)
+    found = pe.grad(lambda x: np.sum(np.einsum("iji->j", x) ** 2))(three)
+    assert found[0, 1, 2] == 0 and found[1, 1, 1] == 2 * np.einsum("iji->j", three)[1]
+
+
+def test_the_derivative_of_a_running_product_survives_products_that_overflow():
+    x = np.array([1e-300, 1e200, 1e200, 1e-100])
+    _, tangent = pe.jvp(np.cumprod, (x,), (np.array([0.0, 1, 0, 0]),))
+    np.testing.assert_allclose(tangent, [0, 1e-300, 1e-100, 1e-200])
+    np.testing.assert_array_equal(pe.grad(lambda x: np.cumprod(x)[0])(x), [1, 0, 0, 0])
+    with np.errstate(invalid="ignore"):  # an infinite factor is one
+        assert np.isnan(pe.jvp(np.cumprod, (np.array([2.0, np.inf, 1]),), (np.array([0.0, 0, 1]),))[1][1])
+
+
+@pytest.mark.parametrize("infinite", [np.inf, np.nan])
+def test_a_padding_row_has_no_derivative_however_large(infinite):
+    w, ids = np.zeros((2, 1)), np.array([[0, 1], [1, 1]])
+
+    def f(w, ids):
+        return np.sum(np.sqrt(ops.embedding(w, ids, 0)))
+
+    with np.errstate(divide="ignore"):
+        of_each = pe.vmap(pe.grad(f), in_axes=(None, 0))(w, ids)
+        np.testing.assert_array_equal(of_each, [pe.grad(f)(w, row) for row in ids])
+        assert of_each[0, 0, 0] == 0
+    tangent = np.array([[infinite], [1.0]])
+    _, found = pe.jvp(lambda w: ops.embedding(w, ids, 0), (w,), (tangent,))
+    np.testing.assert_array_equal(found[..., 0], [[0, 1], [1, 1]])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.int64, np.bool_, np.float32])
+def test_the_trapezoids_of_whole_numbers_are_numpys(dtype):
+    y = np.array([[200, 100, 3], [1, 0, 250]]).astype(dtype)
+    for axis in (0, 1):
+        np.testing.assert_array_equal(np.trapezoid(Tensor(y), axis=axis), np.trapezoid(y, axis=axis))
+
+
+def test_elements_of_a_captured_array_are_read_anew():
+    arr, index = np.array([1.0, 2.0]), np.array([0, 1])
+    for function in (lambda i: i.choose(arr), lambda i: np.choose(i, arr), lambda i: i * ops.stack(arr)):
+        compiled = pe.compile(function)
+        before = function(Tensor(index)).numpy()
+        np.testing.assert_array_equal(compiled(index), before)
+        arr[1] += 3
+        np.testing.assert_array_equal(compiled(index), function(Tensor(index)).numpy())
+        assert not np.array_equal(compiled(index), before)

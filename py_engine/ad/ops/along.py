@@ -43,6 +43,7 @@ from py_engine.ad.ops.elementary import (
     floor,
     identity,
     isfinite,
+    isinf,
     isnan,
     less,
     logical_and,
@@ -101,7 +102,10 @@ def _recurrence(a: Tensor, b: Tensor, axis: int) -> Tensor:
     while reach < n:
         a_here, b_here = part_of(a, axis, reach, n), part_of(b, axis, reach, n)
         a_there, b_there = part_of(a, axis, 0, n - reach), part_of(b, axis, 0, n - reach)
-        b = concatenate([part_of(b, axis, 0, reach), a_here * b_there + b_here], axis)
+        carried = a_here * b_there
+        if reach > 1:  # a product of finite factors may overflow, and nothing comes through it where `b` is 0
+            carried = WHERE(logical_and(equal(b_there, 0), isinf(a_here)), Tensor(np.zeros((), b.dtype)), carried)
+        b = concatenate([part_of(b, axis, 0, reach), carried + b_here], axis)
         a = concatenate([part_of(a, axis, 0, reach), a_here * a_there], axis)
         reach *= 2
     return b

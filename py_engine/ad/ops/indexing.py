@@ -32,7 +32,7 @@ from py_engine.ad.op import (
     per_element,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, whole
-from py_engine.ad.ops.elementary import astype, equal, not_equal, stop_gradient, where
+from py_engine.ad.ops.elementary import astype, equal, stop_gradient, where
 from py_engine.ad.ops.shape import (
     EACH,
     SLICE,
@@ -360,7 +360,11 @@ def take(a: Operand, indices: Operand, axis: int | None = None, out: None = None
     """The elements at these positions of an axis, or of all elements in C order when None.
 
     Positions count from the end where they are negative. `mode` says what those out of range do: "raise" an error,
-    "wrap" around, or "clip" to the first and the last.
+    "wrap" around, or "clip" to the first and the last. The result has the shape of the indices in the axis' place.
+
+    Raises:
+        ShapeError: there is no such axis, or a position is out of range. So does every replay.
+        DTypeError: the indices are not integers.
     """
     refuse("take", out=(out,))
     x, index = as_tensor(a), as_tensor(indices)
@@ -391,7 +395,14 @@ def _positions(function: str, index: Tensor, number: bool) -> Tensor:
 
 @implements(np.take_along_axis)
 def take_along_axis(arr: Operand, indices: Operand, axis: int | None = -1) -> Tensor:
-    """The elements at these positions along an axis, one array of positions for each row: what `argsort` gives."""
+    """The elements at these positions along an axis, one array of positions for each row: what `argsort` gives.
+
+    `indices` has as many axes as `arr` and broadcasts with it along the others; the result has its length along `axis`.
+
+    Raises:
+        ShapeError: the shapes do not fit, or a position is out of range. So does every replay.
+        DTypeError: the indices are not integers.
+    """
     x, index = as_tensor(arr), as_tensor(indices)
     if axis is None:
         x, axis = reshape(x, (x.size,)), 0
@@ -521,7 +532,7 @@ def unpadded(rows: Tensor, ids: Tensor, padding_index: int) -> Tensor:
     """Rows with those at padding positions set to zero."""
     if padding_index < 0:
         return rows
-    return rows * expand_dims(astype(not_equal(ids, padding_index), rows.dtype), -1)
+    return where(expand_dims(equal(ids, padding_index), -1), 0, rows)
 
 
 def ids_checked(ids: Tensor, vocabulary: int) -> Check:
@@ -626,6 +637,7 @@ def embedding(weight: Operand, ids: Operand, padding_index: int = -1) -> Tensor:
 
     Raises:
         ShapeError: an id is out of range; names the first one, its row and position. So does every replay.
+        DTypeError: the ids are not integers.
     """
     weight, ids = as_tensor(weight), _whole(ids)
     return EMBEDDING(weight, ids, padding_index=padding_index)

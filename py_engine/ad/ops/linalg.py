@@ -23,6 +23,7 @@ from py_engine.ad.op import (
     numbered,
 )
 from py_engine.ad.ops.arguments import axis_of, refuse, same_dtype, whole, wholes
+from py_engine.ad.ops.elementary import WHERE
 from py_engine.ad.ops.product_parts import (
     FEW_ROWS,
     bind_product,
@@ -315,16 +316,20 @@ def _pull_einsum(cotangents: Any, needs_grad: Sequence[bool], node: Tensor) -> l
 
 def _by_operand(i: int, g: Tensor, inputs: tuple[Tensor, ...], terms: tuple[str, ...], result: str) -> Tensor:
     # The gradient of one operand is an einsum of the upstream gradient with the other operands. A letter that
-    # occurs twice in the operand (a diagonal) gets a second name, tied to the first by an identity matrix; one
-    # that occurs nowhere else was summed over alone, so its gradient repeats along it.
+    # occurs twice in the operand (a diagonal) gets a second name, tied to the first by an identity matrix, and what is
+    # beside the diagonal is 0, also of an infinite gradient; one that occurs nowhere else was summed over alone, so its
+    # gradient repeats along it.
     x, term = inputs[i], terms[i]
     operands = [g, *inputs[:i], *inputs[i + 1 :]]
     operand_terms = [result, *terms[:i], *terms[i + 1 :]]
     spare = iter(letter for letter in _LETTERS if letter not in "".join(terms))
     unique = ""
-    for letter, n in zip(term, x.shape, strict=True):
+    on_diagonals = np.ones((1,) * x.ndim, bool)
+    for place, (letter, n) in enumerate(zip(term, x.shape, strict=True)):
         if letter in unique:
             twin = next(spare)
+            pair = [n if d in (unique.index(letter), place) else 1 for d in range(x.ndim)]
+            on_diagonals = on_diagonals & np.eye(n, dtype=bool).reshape(pair)
             operands.append(Tensor(np.eye(n, dtype=x.dtype)))
             operand_terms.append(letter + twin)
             unique += twin
@@ -334,7 +339,10 @@ def _by_operand(i: int, g: Tensor, inputs: tuple[Tensor, ...], terms: tuple[str,
     wanted = "".join(letter for letter in unique if letter in elsewhere)
     gradient = EINSUM(*operands, terms=tuple(operand_terms), result=wanted)
     shape = tuple(n if letter in elsewhere else 1 for letter, n in zip(unique, x.shape, strict=True))
-    return broadcast_to(reshape(gradient, shape), x.shape)
+    gradient = reshape(gradient, shape)
+    if on_diagonals.size > 1:
+        gradient = WHERE(Tensor(on_diagonals), gradient, Tensor(np.zeros((), gradient.dtype)))
+    return broadcast_to(gradient, x.shape)
 
 
 def _batch_einsum(

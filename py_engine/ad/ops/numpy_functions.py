@@ -44,6 +44,7 @@ from py_engine.ad.ops.elementary import (
     log10,
     logaddexp,
     logical_and,
+    logical_not,
     mod,
     rad2deg,
     sign,
@@ -231,7 +232,7 @@ def _astype(x: Operand, dtype: DTypeLike, /, *, copy: bool = True, device: str |
 
 def _sequence(function: str, arrays: Any) -> tuple[Tensor, ...]:
     if isinstance(arrays, (Tensor, np.ndarray)) and arrays.shape:
-        arrays = [*arrays]
+        arrays = [*as_tensor(arrays)]  # of a captured array: a compiled function reads its elements anew
     if not isinstance(arrays, (list, tuple)):
         raise DTypeError(f"{function}: expected a list or tuple of arrays, got {type(arrays).__name__}")
     if not arrays:
@@ -492,14 +493,12 @@ _cumulative("cumulative_prod", cumprod, 1.0)
 
 @implements(np.trapezoid)
 def _trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int = -1) -> Tensor:
-    if x is None:
-        (values,) = as_floats(y)
-        widths: Any = dx
-    else:
+    values = as_tensor(y)
+    if x is not None:
         values, points = as_tensors((y, x))
         if {values.dtype.kind, points.dtype.kind} & set("bu"):  # whose differences and sums numpy takes without a sign
             raise DTypeError(f"trapezoid: expected floats, got {values.dtype}, {points.dtype}; convert with astype()")
-        values, points = as_floats(values, points)
+        _, points = as_floats(values, points)
         if points.ndim not in (1, values.ndim):
             raise ShapeError(f"trapezoid: x of shape {points.shape} does not fit y of shape {values.shape}")
         widths = diff(points, axis=-1 if points.ndim == 1 else axis)
@@ -507,8 +506,9 @@ def _trapezoid(y: Operand, x: Operand | None = None, dx: float = 1.0, axis: int 
             widths = reshape(widths, [widths.size if d == axis % values.ndim else 1 for d in range(values.ndim)])
     axis = axis_of(axis, values.ndim, "trapezoid", values.shape)
     n = values.shape[axis]
-    both = part_of(values, axis, 1, n) + part_of(values, axis, 0, builtins.max(n - 1, 0))
-    return sum(both * widths * 0.5, axis)
+    both = part_of(values, axis, 1, n) + part_of(values, axis, 0, builtins.max(n - 1, 0))  # integers in their own dtype
+    both, *_ = as_floats(both) if x is None else as_floats(both, points)
+    return sum(both * (dx if x is None else widths) * 0.5, axis)
 
 
 @implements(np.gradient)
@@ -555,7 +555,9 @@ def _slope(x: Tensor, axis: int, spacing: Any, edge_order: int) -> Tensor:
     steps = reshape(diff(h), [n - 1 if d == axis else 1 for d in range(x.ndim)])
     one, two = part_of(steps, axis, 0, n - 2), part_of(steps, axis, 1, n - 1)
     a, b, c = -two / (one * (one + two)), (two - one) / (one * two), one / (two * (one + two))
-    middle = a * at(0, -2) + b * at(1, -1) + c * at(2, 0)
+    between = at(1, -1)  # does not count where the steps are equal
+    between = where(logical_and(equal(b, 0), logical_not(isfinite(between))), 0, between)
+    middle = a * at(0, -2) + b * between + c * at(2, 0)
     s, e = part_of(steps, axis, 0, 1), part_of(steps, axis, n - 2, n - 1)
     if edge_order == 1:
         return concatenate([(single(1) - single(0)) / s, middle, (single(-1) - single(-2)) / e], axis)
@@ -604,6 +606,21 @@ def _correlate(a: Operand, v: Operand, mode: str = "valid") -> Tensor:
     return _slid("correlate", a, v, mode, turned=False)
 
 
+def _overlap(x: Tensor, factor: Tensor, first: int, count: int) -> Tensor:
+    """Return `factor` times the `count` elements of x from `first` on, and 0 where there are none: no 0 · inf."""
+    low, high = builtins.max(first, 0), builtins.min(first + count, x.size)
+    product = part_of(x, 0, low, high) * factor
+    sides = (np.zeros(low - first, product.dtype), np.zeros(first + count - high, product.dtype))
+    return concatenate([sides[0], product, sides[1]]) if sides[0].size or sides[1].size else product
+
+
+def _ends(x: Tensor, kernel: Tensor, places: np.ndarray) -> Tensor:
+    """Return the products of a kernel with windows of x, without the places that x does not have."""
+    inside = (places >= 0) & (places < x.size)
+    windows = NUMPY[np.take](x, np.clip(places, 0, x.size - 1))
+    return astype(sum(where(inside, windows * kernel, 0), 1), windows.dtype)
+
+
 def _slid(function: str, a: Any, v: Any, mode: Any, turned: bool) -> Tensor:
     x, kernel = (_at_least(operand, int(turned)) for operand in in_one_dtype(as_tensors((a, v))))
     if x.ndim != 1 or kernel.ndim != 1:
@@ -619,15 +636,16 @@ def _slid(function: str, a: Any, v: Any, mode: Any, turned: bool) -> Tensor:
     after = {"full": k - 1, "same": k - 1 - before, "valid": 0}[mode]
     if turned:
         short = flip(short)
-    padded = concatenate([np.zeros(before, x.dtype), long, np.zeros(after, x.dtype)])
     count = n + before + after - k + 1
     if k <= SHORT_KERNEL:  # a product for each of its elements, without a copy of each window
-        terms = [part_of(padded, 0, j, j + count) * short[j] for j in range(k)]
-        found = terms[0]
-        for term in terms[1:]:
-            found = found + term
+        found = _overlap(long, short[0], -before, count)
+        for j in range(1, k):
+            found = found + _overlap(long, short[j], j - before, count)
     else:
-        found = matmul(NUMPY[np.take](padded, np.arange(count)[:, np.newaxis] + np.arange(k)), short)
+        places = np.arange(count)[:, np.newaxis] + np.arange(k) - before
+        whole = NUMPY[np.take](long, places[before : count - after])
+        parts = [_ends(long, short, places[:before]), matmul(whole, short), _ends(long, short, places[count - after :])]
+        found = concatenate([part for part in parts if part.size])
     return flip(found) if swapped and not turned else found
 
 

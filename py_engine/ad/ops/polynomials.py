@@ -162,7 +162,7 @@ def _poly(seq_of_zeros: Operand) -> Tensor:
         raise ShapeError("poly: expected a vector of roots, got none")
     found = Tensor(np.ones(1, roots.dtype))
     for i in range(roots.size):
-        found = concatenate([found, _zeros(1, found)]) - roots[i] * concatenate([_zeros(1, found), found])
+        found = concatenate([found, _zeros(1, found)]) - concatenate([_zeros(1, found), roots[i] * found])
     return found
 
 

@@ -623,7 +623,7 @@ def _joined(function: str, arrays: Any, out: Any, dtype: Any, casting: Any) -> t
     if out is not None or casting != "same_kind":
         refuse(function, out=(out,), casting=(casting, "same_kind"))
     if isinstance(arrays, (Tensor, np.ndarray)) and arrays.shape:
-        arrays = [*arrays]
+        arrays = [*as_tensor(arrays)]  # of a captured array: a compiled function reads its elements anew
     if not isinstance(arrays, (list, tuple)):
         raise DTypeError(f"{function}: expected a list or tuple of arrays, got {type(arrays).__name__}")
     parts = as_tensors(arrays)
