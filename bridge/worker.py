@@ -213,9 +213,9 @@ class Worker:
         """Make a Julia function in the process; return its number there."""
         return int(self._call("define_function", code=code, name=name, replay=replay))
 
-    def derive_function(self, function: int, by: int | None, moving: Sequence[bool]) -> int:
+    def derive_function(self, function: int, by: int | None, needs_grad: Sequence[bool]) -> int:
         """Make a derivative of one of them; return its number. See `bridge.julia.JuliaFunction.derivative`."""
-        return int(self._call("derive_function", function=function, by=by, moving=list(moving)))
+        return int(self._call("derive_function", function=function, by=by, needs_grad=list(needs_grad)))
 
     def function_value(self, function: int, args: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Call one of them."""

@@ -165,8 +165,8 @@ class _Server:
         self._functions.append(self._engine.function(code, name, replay, self._threads))
         return {"result": len(self._functions) - 1}
 
-    def do_derive_function(self, function: int, by: int | None, moving: list[bool]) -> Answer:
-        self._functions.append(self._functions[function].derivative(by, moving))
+    def do_derive_function(self, function: int, by: int | None, needs_grad: list[bool]) -> Answer:
+        self._functions.append(self._functions[function].derivative(by, needs_grad))
         return {"result": len(self._functions) - 1}
 
     def do_function_value(self, function: int, args: list[str]) -> Answer:

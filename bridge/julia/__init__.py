@@ -9,7 +9,8 @@
     py_engine.grad(energy)(w, x)
 
 `build` makes a session of the Julia engine, `function` an op of a programmer's own Julia code; `runtime` starts
-Julia itself, through juliacall or by embedding libjulia; `find` and `install` see to a Julia that works.
+Julia itself, through juliacall or by embedding libjulia; `status` says which Julia was found on this machine, and
+`python -m bridge.julia.install` finds or installs one.
 """
 
 from __future__ import annotations

@@ -124,15 +124,15 @@ class JuliaFunction:
         arrays = [as_argument(self.__name__, i, x) for i, x in enumerate(args)]
         return tuple(self._backend.pullback(as_argument(self.__name__, "seed", seed), arrays))
 
-    def derivative(self, by: int | None, moving: Sequence[bool]) -> JuliaFunction:
+    def derivative(self, by: int | None, needs_grad: Sequence[bool]) -> JuliaFunction:
         """Return a derivative as a Julia function; it is closed with this one.
 
         Args:
             by: the argument, counted from 0, whose product with a seed is wanted: a function of the arguments and then
-                the seed. None: forward mode, a function of the arguments and then the tangents of those that move.
-            moving: for each argument whether it moves: whether it is of floats.
+                the seed. None: forward mode, a function of the arguments and then the tangents of those that need one.
+            needs_grad: for each argument whether it is of floats, and so has a derivative.
         """
-        key = (by, tuple(moving))
+        key = (by, tuple(needs_grad))
         if key not in self._derivatives:
             if by is None:
                 made = JuliaFunction(self._backend.derivative(*key), f"the tangent of {self.__name__}")
@@ -151,16 +151,16 @@ class JuliaFunction:
     def _vjp(self, g: Any, y: Any, *args: Any) -> tuple[Any, ...]:
         if not any(isinstance(x, pe.Tensor) for x in (g, *args)):
             return self.pullback(g, *args)
-        moving = _moving(args)
-        return tuple(self.derivative(i, moving)(*args, g) if moves else None for i, moves in enumerate(moving))
+        floats = _of_floats(args)
+        return tuple(self.derivative(i, floats)(*args, g) if needed else None for i, needed in enumerate(floats))
 
     def _jvp(self, tangents: Sequence[Any], y: Any, *args: Any) -> Any:
-        moving = _moving(args)
-        made = self.derivative(None, moving)
-        given = (*args, *(t for t, moves in zip(tangents, moving, strict=True) if moves))
+        floats = _of_floats(args)
+        made = self.derivative(None, floats)
+        given = (*args, *(t for t, needed in zip(tangents, floats, strict=True) if needed))
         found = made(*given) if any(isinstance(x, pe.Tensor) for x in given) else made.value(*given)
         return found if found.dtype == y.dtype else found.astype(y.dtype)  # see `value`
 
 
-def _moving(args: Sequence[Any]) -> list[bool]:
+def _of_floats(args: Sequence[Any]) -> list[bool]:
     return [x.dtype.kind == "f" for x in args]

@@ -38,9 +38,9 @@ class RemoteFunction:
         """See `bridge.julia.JuliaFunction.pullback`."""
         return self._worker.function_pullback(self._number, seed, arrays)
 
-    def derivative(self, by: int | None, moving: Sequence[bool]) -> RemoteFunction:
+    def derivative(self, by: int | None, needs_grad: Sequence[bool]) -> RemoteFunction:
         """See `bridge.julia.JuliaFunction.derivative`; in the same process."""
-        return RemoteFunction(self._worker, self._worker.derive_function(self._number, by, moving))
+        return RemoteFunction(self._worker, self._worker.derive_function(self._number, by, needs_grad))
 
     def close(self) -> None:
         """End the process."""

@@ -54,9 +54,9 @@ def torch_function(code: str, name: str = "", *, replay: bool = True, threads: i
                         torch.from_numpy(g) if needed and g is not None else None
                         for g, needed in zip(found, ctx.needs_input_grad, strict=True)
                     )
-                moving = [x.dtype.kind == "f" for x in arrays]
+                needs_grad = [x.dtype.kind == "f" for x in arrays]
                 return tuple(
-                    function_of(julia.derivative(i, moving))(*args, seed) if needed else None
+                    function_of(julia.derivative(i, needs_grad))(*args, seed) if needed else None
                     for i, needed in enumerate(ctx.needs_input_grad)
                 )
 

@@ -51,12 +51,12 @@ class EmbeddedFunction:
         """Define it; see `bridge.julia.function`."""
         return cls(*load_engine(threads), f"define({literal(code)}, {literal(name)}, {str(bool(replay)).lower()})")
 
-    def derivative(self, by: int | None, moving: Sequence[bool]) -> EmbeddedFunction:
+    def derivative(self, by: int | None, needs_grad: Sequence[bool]) -> EmbeddedFunction:
         """See `bridge.julia.JuliaFunction.derivative`."""
         self._check_open()
-        moves = ", ".join(str(bool(m)).lower() for m in moving)
+        needed = ", ".join(str(bool(one)).lower() for one in needs_grad)
         number = 0 if by is None else by + 1
-        return EmbeddedFunction(self._runtime, self._entries, f"derive({self._number}, {number}, Bool[{moves}])")
+        return EmbeddedFunction(self._runtime, self._entries, f"derive({self._number}, {number}, Bool[{needed}])")
 
     def value(self, arrays: Sequence[Array]) -> Array:
         """Call it; see `JuliaFunction.value`."""

@@ -15,9 +15,9 @@ numbers. An argument of integers has no derivative.
 - `take(function, out)`: copy the kept result out.
 - `pull(function, n, description, addresses, out)`: the products of a seed, of the result's size and type, with the
   derivatives by each argument, stored at the addresses `out` (null: not wanted). The seed is described and given last.
-- `derive(function, by, moving)` is called in Julia and gives the number of another function, which can be differentiated
+- `derive(function, by, needs_grad)` is called in Julia and gives the number of another function, which can be differentiated
   like any: for `by` above 0 that of the arguments and a seed, which gives the product of the seed with the derivative by
-  that argument; for 0 that of the arguments and the tangents of those that are `moving`, which gives the result's.
+  that argument; for 0 that of the arguments and the tangents of those that are `needs_grad`, which gives the result's.
 - `forget(function)`.
 
 All return a status as the entry points of `entry.jl` do, and leave their message where those do.
@@ -81,12 +81,12 @@ function weighted(f, seed)
     end
 end
 
-function derive(number::Int64, by::Int64, moving::Vector{Bool})
-    it, n = wrapped(number), length(moving)
+function derive(number::Int64, by::Int64, needs_grad::Vector{Bool})
+    it, n = wrapped(number), length(needs_grad)
     by_argument(xs...) = grad(weighted(it.f, xs[end]); argnums=by)(xs[1:end-1]...)
     function tangent(xs...)
         given = Iterators.Stateful(xs[n+1:end])
-        return jvp(it.f, xs[1:n], Tuple(moves ? popfirst!(given) : nothing for moves in moving))[2]
+        return jvp(it.f, xs[1:n], Tuple(needs ? popfirst!(given) : nothing for needs in needs_grad))[2]
     end
     return by > 0 ? keep("the derivative by argument $by of $(it.name)", by_argument, it.replay) :
         keep("the tangent of $(it.name)", tangent, it.replay)

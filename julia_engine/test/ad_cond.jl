@@ -55,6 +55,14 @@ end
     @test Float32 === eltype(compile(x -> branch(x[1] .> 0, x -> x, x -> 2 .* x, x))(Float32[1, 2]))
 end
 
+@testset "truth values beside floats are numbers, traced as well" begin
+    for m in ([true, false], BitVector([true, false]))
+        f(x) = sum(branch(x[1] .> 0, (x, m) -> x .* m, (x, m) -> x, x, m))
+        @test grad(f)([1.0, 2.0]) == compile(grad(f))([1.0, 2.0]) == [1, 0]
+        @test compile(grad(f))([-1.0, 2.0]) == [1, 1]
+    end
+end
+
 @testset "only the truth value depends on what is differentiated by; numbers take the type of the arrays beside them" begin
     f(x) = branch(x[1], c -> sum(c), c -> -sum(c), [1.0, 2.0]) + sum(x)
     for x in ([1.0, 0.0], [0.0, 3.0]), run in (identity, compile)

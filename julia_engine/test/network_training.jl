@@ -534,6 +534,27 @@ end
     @test losses[1] == losses[2] == expected
 end
 
+# Centres the whole batch anew in each step of a loop.
+struct CentredInSteps <: NETWORK.Layer end
+NETWORK.couples_batch(::CentredInSteps) = true
+NETWORK.sums_over_batch(::CentredInSteps) = true
+NETWORK.output_size(::CentredInSteps, input::Vector{Int}) = input
+NETWORK.forward(::CentredInSteps, x::AD.Tensor, parameters::Dict{String,AD.Tensor}, training::Bool) = scan(x, [1.0, 0.5, 2.0]) do h, t
+    (tanh.(t .* (h .- NETWORK.sum_of_parts(sum(h; dims=2)) ./ NETWORK.samples_of(h))), nothing)
+end[1]
+
+@testset "a batch that is summed over inside a loop stays whole" begin
+    x, y = randn(MersenneTwister(1), 40, 400), rand(MersenneTwister(2), 1:10, 400)
+    found = map(unique((1, MANY))) do threads
+        chain = Chain(Dense(40 => 60, tanh), CentredInSteps(), Dense(60 => 10); seed=1, dtype=Float64)
+        trainer = Trainer(chain; batch_size=200, threads=threads, optimizer=SGD(0.1))
+        losses = vcat((train_epoch!(trainer, x, y) for _ in 1:3)...)
+        @test !occursin("split", NETWORK.threads_in_step(trainer))
+        losses, copy(trainer.vector)
+    end
+    @test found[1][1] ≈ found[end][1] && found[1][2] ≈ found[end][2]
+end
+
 @testset "a network of 784 steps" begin
     random = MersenneTwister(8)
     x, y = randn(random, Float32, 784, 40), rand(random, 1:10, 40)
@@ -559,6 +580,36 @@ end
         @test train_epoch!(trainer, x, y, order) == losses
         @test chain.parameters.vector == expected
     end
+end
+
+# The networks of the study `sizes` (experiments/models), each as small as there.
+const OF_ORDINARY_SIZE = [
+    ("LeNet-5", (28, 28, 1), () -> (Conv2D(1 => 6, 5, relu; padding=2), MaxPool2D(2), Conv2D(6 => 16, 5, relu), MaxPool2D(2),
+        Flatten(), Dense(400 => 120, relu), Dense(120 => 84, relu), Dense(84 => 10))),
+    ("CNN", (32, 32, 3), () -> (Conv2D(3 => 16, 3, relu; padding=1), MaxPool2D(2), Conv2D(16 => 32, 3, relu; padding=1),
+        MaxPool2D(2), Conv2D(32 => 64, 3, relu; padding=1), MaxPool2D(2), Flatten(), Dense(1024 => 10))),
+    ("normalised CNN", (32, 32, 3), () -> (Conv2D(3 => 16, 3; padding=1, bias=false), BatchNorm(16), Activation("relu"),
+        Conv2D(16 => 32, 3; stride=2, padding=1, bias=false), BatchNorm(32), Activation("relu"),
+        Conv2D(32 => 64, 3; stride=2, padding=1, bias=false), BatchNorm(64), Activation("relu"), GlobalAvgPool(), Dense(64 => 10))),
+    ("MLP", (784,), () -> (Dense(784 => 256, relu), Dense(256 => 256, relu), Dense(256 => 256, relu), Dense(256 => 10))),
+    ("LSTM", (64, 64), () -> (LSTM(64 => 64), Dense(64 => 10))),
+    ("two GRUs", (64, 64), () -> (GRU(64 => 64; returns="sequence"), GRU(64 => 64), Dense(64 => 10))),
+    ("text", (200,), () -> (Embedding(5000 => 64), PermuteDims(2, 1), Conv1D(64 => 128, 5, relu), GlobalMaxPool(), Dense(128 => 10))),
+]
+
+@testset "a step of a network of ordinary size reads nothing that it has not written: $name" for (name, sizes, layers) in OF_ORDINARY_SIZE
+    random = MersenneTwister(1)
+    x = name == "text" ? rand(random, 1:5000, 200, 36) : randn(random, Float32, sizes..., 36)
+    y = rand(random, 1:10, 36)
+    found = map((nothing, 0x00, 0xff)) do byte  # batches of 24 samples, and of 12
+        trainer = Trainer(Chain(layers()...; seed=2); batch_size=24, threads=MANY, optimizer=Adam(0.001))
+        losses = map(1:3) do _
+            byte === nothing || foreach(tape -> poison!(tape, byte), tapes(trainer))
+            train_epoch!(trainer, x, y)
+        end
+        vcat(losses...), copy(trainer.vector)
+    end
+    @test all(isfinite, found[1][1]) && found[1] == found[2] == found[3]
 end
 
 @testset "a loss that is not finite is explained and leaves the parameters" begin

@@ -1,6 +1,6 @@
 # Copies: part of the graph wherever a derivative may be asked for, or an error; never values that lost it unnoticed.
 
-"""Whether a derivative through this tensor may be asked for, also where it is computed again and so not recorded yet."""
+"""Whether a derivative through this tensor may be asked for, also where it is computed again and so not in the graph yet."""
 depends_on_variables(x::Tensor) = x.requires_grad ||
     (x.op !== nothing && x.eltype in FLOATS && any(y -> y.requires_grad, topological_sort(x)))
 

@@ -35,7 +35,7 @@ Comparisons look at the value alone.
 """
 struct Dual{N,T<:Real,L,P} <: DualNumber
     value::T
-    moves::P  # the partials, in pieces
+    pieces::P  # the partials, in pieces
 end
 
 """The value without derivatives of the outermost level; numbers are their own."""
@@ -89,11 +89,11 @@ end
     found = Any[]
     for (i, piece) in enumerate(fieldtypes(P))
         if !(piece <: Tuple)
-            push!(found, :(d.moves[$i]))
+            push!(found, :(d.pieces[$i]))
         elseif eltype(piece) <: VecElement
-            append!(found, [:(d.moves[$i][$k].value) for k in 1:fieldcount(piece)])
+            append!(found, [:(d.pieces[$i][$k].value) for k in 1:fieldcount(piece)])
         else
-            append!(found, [:(d.moves[$i][$k]) for k in 1:fieldcount(piece)])
+            append!(found, [:(d.pieces[$i][$k]) for k in 1:fieldcount(piece)])
         end
     end
     return :($(Expr(:meta, :inline)); ($(found...),))
@@ -152,7 +152,7 @@ end
 @inline still(::Type{D}) where {N,T,L,P,D<:Dual{N,T,L,P}} = piecewise(k -> zero(T), P)
 
 """The dual number of value `y` whose derivative by `a` is `dy`."""
-@inline chained(a::Dual{N,T,L,P}, y::T, dy::T) where {N,T,L,P} = Dual{N,T,L,P}(y, scaled(dy, a.moves))
+@inline chained(a::Dual{N,T,L,P}, y::T, dy::T) where {N,T,L,P} = Dual{N,T,L,P}(y, scaled(dy, a.pieces))
 @inline chained(a::Dual{N,T,L}, y, dy) where {N,T,L} =  # where the function leaves the type, as sqrt of integers
     chained_as(promote_type(T, typeof(y)), a, y, dy)
 @inline chained_as(::Type{S}, a::Dual{N,T,L}, y, dy) where {S,N,T,L} =
@@ -160,7 +160,7 @@ end
 
 """The dual number of value `y` whose derivatives by two arguments of one level are `da` and `db`."""
 @inline chained(a::Dual{N,T,L,P}, b::Dual{N,T,L,P}, y::T, da::T, db::T) where {N,T,L,P} =
-    Dual{N,T,L,P}(y, combined(da, a.moves, db, b.moves))
+    Dual{N,T,L,P}(y, combined(da, a.pieces, db, b.pieces))
 
 @inline is_still(a::Dual) = all(iszero, partials(a))
 
@@ -292,8 +292,8 @@ const BINARY = (
 
 for (f, y, da, db) in BINARY
     M = f === :logaddexp ? AD : Base
-    combine = f === :+ ? :(alike(u, v, y, added(u.moves, v.moves))) :
-        f === :- ? :(alike(u, v, y, subtracted(u.moves, v.moves))) :
+    combine = f === :+ ? :(alike(u, v, y, added(u.pieces, v.pieces))) :
+        f === :- ? :(alike(u, v, y, subtracted(u.pieces, v.pieces))) :
         f === :^ ? :(both_of_power(u, v, y)) : :(both(u, v, y, $da, $db))
     @eval begin
         @inline function $M.$f(u::Dual{N,T,L,P}, v::Dual{N,T,L,P}) where {N,T,L,P}
@@ -323,7 +323,7 @@ Base.log(::Irrational{:ℯ}, v::Dual) = log(v)
 for f in (:copysign, :flipsign), R in (:Float32, :Float64, :Signed, :Rational)
     @eval @inline Base.$f(a::$R, v::Dual) = $f(a, v.value)  # steps of v
 end
-@inline alike(u::Dual{N,T,L,P}, v::Dual{N,T,L,P}, y::T, moves::P) where {N,T,L,P} = Dual{N,T,L,P}(y, moves)
+@inline alike(u::Dual{N,T,L,P}, v::Dual{N,T,L,P}, y::T, pieces::P) where {N,T,L,P} = Dual{N,T,L,P}(y, pieces)
 @inline both(u::Dual{N,T,L}, v::Dual{N,T,L}, y, da, db) where {N,T,L} =
     both_as(promote_type(T, typeof(y)), u, v, y, da, db)
 @inline function both_as(::Type{S}, u::Dual{N,T,L}, v::Dual{N,T,L}, y, da, db) where {S,N,T,L}
@@ -358,7 +358,7 @@ end
 @inline at_level(::Val, x::Real) = x
 """`y`, which is `a * b + c` rounded twice, with the value that is rounded once."""
 @inline rounded_once(y::Dual{N,T,L,P}, a, b, c) where {N,T,L,P} =
-    Dual{N,T,L,P}(convert(T, fma(at_level(Val(L), a), at_level(Val(L), b), at_level(Val(L), c))), y.moves)
+    Dual{N,T,L,P}(convert(T, fma(at_level(Val(L), a), at_level(Val(L), b), at_level(Val(L), c))), y.pieces)
 @inline Base.fma(a::Dual, b::Dual, c::Dual) = rounded_once(a * b + c, a, b, c)
 @inline Base.muladd(a::Dual, b::Dual, c::Dual) = a * b + c
 for (A, B, C) in ((:Dual, :Dual, :Plain), (:Dual, :Plain, :Dual), (:Plain, :Dual, :Dual), (:Dual, :Plain, :Plain),

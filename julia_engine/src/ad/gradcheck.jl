@@ -27,27 +27,27 @@ function gradcheck(@nospecialize(f), @nospecialize(args...); rtol::Float64=1e-6,
     arrays = Any[x isa Tensor ? value(x) : x isa Real ? fill(x) : x for x in given]
     any(x -> eltype(x) === Float32, arrays) &&
         throw(DTypeError("gradcheck: Float32 is too coarse for finite differences; pass Float64 arrays"))
-    moving = Int[i for (i, x) in enumerate(arrays) if eltype(x) === Float64]
-    isempty(moving) && throw(NotDifferentiableError(
+    active = Int[i for (i, x) in enumerate(arrays) if eltype(x) === Float64]
+    isempty(active) && throw(NotDifferentiableError(
         "gradcheck: at least one argument of Float64 is needed to differentiate by"))
-    as_point(x, i) = i in moving ? Variable(x) : x
+    as_point(x, i) = i in active ? Variable(x) : x
     evaluate(points) = as_tensor(called[](Any[as_point(x, i) for (i, x) in enumerate(points)]...))
     variables = Any[as_point(x, i) for (i, x) in enumerate(arrays)]
     output = as_tensor(called[](variables...))
     for k in 1:directions
         weights = randn(random, size(output)...)
         weights isa Number && (weights = fill(weights))
-        found = no_grad(() -> gradients(Tensor[output], Tensor[Constant(weights)], Tensor[variables[i] for i in moving]))
+        found = no_grad(() -> gradients(Tensor[output], Tensor[Constant(weights)], Tensor[variables[i] for i in active]))
         steps = Any[randn_like(random, x) for x in arrays]
         analytic = 0.0
-        for (i, g) in zip(moving, found)
+        for (i, g) in zip(active, found)
             g === nothing && continue
             size(g) == size(arrays[i]) || throw(GradientCheckError(
                 "gradcheck: argument $i has size $(size(arrays[i])), its gradient $(size(g))"))
             analytic += sum(value(g) .* steps[i])
         end
         function difference(h)
-            shifted(s) = Any[i in moving ? as_array(x .+ s .* steps[i]) : x for (i, x) in enumerate(arrays)]
+            shifted(s) = Any[i in active ? as_array(x .+ s .* steps[i]) : x for (i, x) in enumerate(arrays)]
             return sum(weights .* (value(evaluate(shifted(h))) .- value(evaluate(shifted(-h))))) / 2h
         end
         coarse, fine = difference(2e-4), difference(1e-4)

@@ -11,6 +11,8 @@ containers: one like the result whose leaves are ones like `x`, of a matrix each
 The derivative is traced for one direction, and applied to `chunk` of them at once, as [`vmap`](@ref) does it; `nothing`: to as
 many as fit into the cache. Where it has ops without a batching rule (loops, decompositions, opaque rules), each direction is a
 separate pass. Plain Julia functions have chunks of partial derivatives, too: [`forward_jacobian`](@ref).
+
+Throws a `NotDifferentiableError` for an `x` without a derivative, and a `ConfigurationError` for another mode or chunk.
 """
 function jacobian(@nospecialize(f), @nospecialize(x); @nospecialize(mode=nothing), @nospecialize(chunk=nothing))
     check_chunk("jacobian", chunk)
@@ -23,7 +25,7 @@ check_chunk(name::String, @nospecialize(chunk)) = chunk === nothing || chunk isa
     throw(ConfigurationError("$name: chunk must be a number of directions from 1 on, or nothing, got $(repr(chunk))"))
 
 function jacobian_of(name::String, @nospecialize(f), @nospecialize(x), @nospecialize(mode), @nospecialize(chunk))
-    call = recorded_call(name, f, [1], (x,))
+    call = linearize(name, f, [1], (x,))
     columns = sum(Int[length(v) for v in call.variables])
     rows = sum(Int[length(y) for y in call.outputs])
     forward = mode === nothing ? columns <= rows : Symbol(mode) === :forward
@@ -35,7 +37,7 @@ function jacobian_of(name::String, @nospecialize(f), @nospecialize(x), @nospecia
 end
 
 """The blocks of the Jacobian, output by output and in each of them variable by variable."""
-function by_rows(call::Call, chunk)
+function by_rows(call::Linearized, chunk)
     own = Set{Tensor}(call.variables)
     order = Tensor[x for x in call.order if !(x in own)]
     blocks = Tensor[]
@@ -48,7 +50,7 @@ function by_rows(call::Call, chunk)
     return blocks
 end
 
-function by_columns(call::Call, chunk)
+function by_columns(call::Linearized, chunk)
     found = [in_directions(t -> pushed_forward(call.outputs, Dict{Tensor,Tensor}(v => t), call.order), v, call.outputs, chunk)
              for v in call.variables]
     return Tensor[found[k][i] for i in eachindex(call.outputs) for k in eachindex(call.variables)]
@@ -86,11 +88,11 @@ function derivative_program(@nospecialize(linear), x::Tensor)
     own = symbol(x.eltype, x.dims)
     outputs, nodes = nested_trace(() -> linear(own))
     program = traced(nodes, Tensor[own], outputs)
-    moves = Set{Tensor}(program.inputs)
+    depending = Set{Tensor}(program.inputs)
     for e in program.equations
-        any(a -> a in moves, e.inputs) || continue
+        any(a -> a in depending, e.inputs) || continue
         e.op.batch === nothing && !e.op.elementwise && return nothing
-        union!(moves, e.outputs)
+        union!(depending, e.outputs)
     end
     return program
 end
@@ -123,7 +125,8 @@ end
     hvp(f, x, v)
 
 The Hessian of a scalar function times a direction `v`, which is like `x`: forward mode over the gradient, so that the
-cost is that of a few gradients, whatever the size. `x` may be a container.
+cost is that of a few gradients, whatever the size. `x` may be a container. Throws a `ShapeError` where `f` gives no single number,
+or `v` does not fit.
 """
 hvp(@nospecialize(f), @nospecialize(x), @nospecialize(v)) = jvp(grad(f), (x,), (v,))[2]
 
@@ -131,7 +134,7 @@ hvp(@nospecialize(f), @nospecialize(x), @nospecialize(v)) = jvp(grad(f), (x,), (
     hessian(f, x; chunk=nothing)
 
 The second derivatives of a scalar function by all elements of `x`, as a matrix: forward mode over the gradient. For a
-container: one like `x` of ones like `x`, as [`jacobian`](@ref) has it.
+container: one like `x` of ones like `x`, as [`jacobian`](@ref) has it. Throws a `ShapeError` where `f` gives no single number.
 """
 function hessian(@nospecialize(f), @nospecialize(x); @nospecialize(chunk=nothing))
     check_chunk("hessian", chunk)

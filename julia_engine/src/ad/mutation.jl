@@ -72,12 +72,12 @@ function traced_reads(node::Tensor)
     for (k, x) in enumerate(node.inputs)
         x.eltype in FLOATS || continue
         try
-            moves = Any[i == k ? symbol(a.eltype, a.dims) : nothing for (i, a) in enumerate(inputs)]
+            tangents = Any[i == k ? symbol(a.eltype, a.dims) : nothing for (i, a) in enumerate(inputs)]
             parts, _ = nested_trace() do
                 r = rule(op, k)
                 pulled = r === nothing ? nothing : r(g, y, inputs, node.attrs)
-                moves_ = op.jvp === nothing || counts_as_constant(op, k) ? nothing : op.jvp(moves, y, inputs, node.attrs)
-                Any[pulled, moves_]
+                tangent = op.jvp === nothing || counts_as_constant(op, k) ? nothing : op.jvp(tangents, y, inputs, node.attrs)
+                Any[pulled, tangent]
             end
             seen = Set{Tensor}(topological_sort(Tensor[part for part in parts if part !== nothing]))
             reads[:, k] = Bool[v in seen for v in values]

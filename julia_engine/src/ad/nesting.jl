@@ -79,7 +79,7 @@ depends_on_duals(tensors::Vector{Tensor}) = state().mixed && any(x -> x.requires
 """The array of a tensor that was computed from dual numbers, of dual numbers."""
 function with_duals(x::Tensor)
     levels = unique(Int[node.attrs.level for node in topological_sort(x) if node.op === DUAL])
-    return recorded(() -> with_levels(x, sort!(levels; rev=true)))
+    return with_grad(() -> with_levels(x, sort!(levels; rev=true)))
 end
 
 function with_levels(x::Tensor, levels::Vector{Int})
@@ -93,8 +93,8 @@ function with_levels(x::Tensor, levels::Vector{Int})
         "meet; each belongs to a separate derivative, and was kept beyond it"))
     parts = Any[]
     for k in 1:counts[1]
-        moves = Dict{Tensor,Tensor}(y => as_tensor(converted_to(y.eltype, y.attrs.partials[k]), y.eltype) for y in leaves)
-        push!(parts, with_levels(pushed_forward(Tensor[x], moves, order)[1], inner))
+        tangents = Dict{Tensor,Tensor}(y => as_tensor(converted_to(y.eltype, y.attrs.partials[k]), y.eltype) for y in leaves)
+        push!(parts, with_levels(pushed_forward(Tensor[x], tangents, order)[1], inner))
     end
     T = promote_type(eltype(values), map(eltype, parts)...)
     return DualNumbers.as_duals(convert(AbstractArray{T}, values), map(p -> convert(AbstractArray{T}, p), parts),
@@ -104,7 +104,7 @@ end
 converted_to(T::DataType, x::AbstractArray{<:DualNumber}) = x
 converted_to(T::DataType, x::AbstractArray) = T.(x)
 
-recorded(@nospecialize(f)) = @entering grad_enabled=true f()
+with_grad(@nospecialize(f)) = @entering grad_enabled=true f()
 
 """The same without derivatives of forward mode: numbers, arrays, and containers of them."""
 without_duals(x::DualNumber) = without_duals(x.value)

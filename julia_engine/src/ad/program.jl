@@ -178,6 +178,12 @@ programs_in(@nospecialize attr) = NO_PROGRAMS
 programs_in(program::Program) = Program[program]
 programs_in(attrs::Attributes) = Program[program for pair in pairs_of(attrs) for program in programs_in(pair.second)]
 
+"""The equations of the programs inside an equation, to any depth: those of a loop's body, say."""
+function inner_equations(e::Equation)
+    isempty(e.attrs) && return Equation[]
+    return Equation[x for program in programs_in(e.attrs) for inner in program.equations for x in Equation[inner; inner_equations(inner)]]
+end
+
 """The arrays that a piece of a program reads beside its inputs, those of the pieces inside it included."""
 function captured_by(attrs::Attributes)
     isempty(attrs) && return NO_INPUTS

@@ -78,7 +78,7 @@ end
     sparse_hessian(f, x; pattern=nothing)
 
 All second derivatives of a scalar function of one array, a symmetric `SparseMatrixCSC`, forward over reverse. Of `pattern`, see
-[`sparse_jacobian`](@ref), one triangle is enough.
+[`sparse_jacobian`](@ref), one triangle is enough. Throws as that does.
 """
 sparse_hessian(f, x; pattern=nothing) = sparse_hessian_of(f, x, pattern)
 
@@ -112,7 +112,7 @@ no_tensor(name::String, where_::String) = ConfigurationError(
 
 function one_array_call(name::String, @nospecialize(f), @nospecialize(x))
     check_plain(name, x)
-    call = recorded_call(name, f, [1], (x,))
+    call = linearize(name, f, [1], (x,))
     call.plain || throw(no_tensor(name, "of a function that captures a tensor which requires a gradient (but under no_grad)"))
     call.result == LEAF || throw(ShapeError("$name: the function must return one array, got $(call.result)"))
     return call, (length(call.outputs[1]), length(call.variables[1]))
@@ -126,7 +126,7 @@ function given_pattern(name::String, @nospecialize(pattern), dims)
 end
 
 """The products with the sum of the unit vectors of each colour, as rows; one with a random vector; and that."""
-function products(call::Call, forward::Bool, colors::Vector{Int})
+function products(call::Linearized, forward::Bool, colors::Vector{Int})
     x, y = call.variables[1], call.outputs[1]
     given = forward ? x : y
     order = topological_sort(call.outputs, call.level)
@@ -145,7 +145,7 @@ function products(call::Call, forward::Bool, colors::Vector{Int})
 end
 
 """The matrix, if its product with `v` is what the function itself says."""
-function checked_matrix(call::Call, values, rows, columns, dims, probe, v, transposed::Bool)
+function checked_matrix(call::Linearized, values, rows, columns, dims, probe, v, transposed::Bool)
     x, y = call.variables[1], call.outputs[1]
     product, scale = zero(probe), zero(probe)
     for (k, value) in enumerate(values)

@@ -71,9 +71,9 @@ end
 """
     no_grad(f)
 
-Run `f()` without recording: results made inside cannot be differentiated, nor can dual numbers that it returns.
+Run `f()` without building a graph: results made inside cannot be differentiated, nor can dual numbers that it returns.
 """
-no_grad(@nospecialize(f)) = without_duals(unrecorded(f))
+no_grad(@nospecialize(f)) = without_duals(without_grad(f))
 
 """`no_grad` of the engine's own, which says nothing about what the user's function means."""
-unrecorded(@nospecialize(f)) = @entering grad_enabled=false f()
+without_grad(@nospecialize(f)) = @entering grad_enabled=false f()

@@ -5,7 +5,7 @@ Every technique of the engine as a switch, so that an ablation can tell what eac
 engine; all results are the same with any of them off (to rounding), only slower or larger. The papers' names are in
 brackets.
 
-- `replay`: build and sort the graph once and replay it for every batch (topological sort once); off: record and
+- `replay`: build and sort the graph once and replay it for every batch (topological sort once); off: build and
   differentiate eagerly at every step.
 - `preallocate`: compute into buffers that exist before the step (pre-allocation, in-place `forward!` and `backward!`,
   gradients reset and not reallocated); off: every op allocates its result.

@@ -54,7 +54,7 @@ subset(attrs::Attributes, names::Vector{Symbol}) = Attributes(filter(pair -> pai
 An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient) or [`Constant`](@ref).
 
 - `grad`: what `backward!` has added up, an array, or `nothing`.
-- `requires_grad`: whether `backward!` stores a gradient here and ops on it are recorded.
+- `requires_grad`: whether `backward!` stores a gradient here and ops on it build a graph.
 - `name`, `scope`: for messages: the user's name, and the layer whose op made it.
 - `literal`: a number written in the program, which never changes, so that graphs may fold it.
 - `results`: all results of its op, in order, where that has several; else empty.

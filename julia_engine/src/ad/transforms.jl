@@ -35,11 +35,11 @@ function check_derivative(@nospecialize(x), name::String, n::Int, place::String)
 end
 
 """
-A function's call, recorded.
+A function's call as a graph that derivatives are taken of, at its arguments' values.
 
 - `variables`: the tensors that can be differentiated by, in the arguments' order.
 - `arguments`: for each argument asked for, its structure.
-- `moving`: for each leaf of these arguments its number among the variables, or 0.
+- `variable_of_leaf`: for each leaf of these arguments its number among the variables, or 0.
 - `outputs`, `result`: what the function returned.
 - `plain`: whether derivatives are to be arrays.
 - `theirs`: the caller's own arrays, which no result may share memory with.
@@ -48,11 +48,11 @@ A function's call, recorded.
 - `trace`, `span`: the trace around it, if there is one, and the part of that which was made in the call.
 - `on_duals`: whether derivatives that are to be arrays may depend on dual numbers of a derivative around.
 """
-struct Call
+struct Linearized
     name::String
     variables::Vector{Tensor}
     arguments::Vector{Structure}
-    moving::Vector{Vector{Int}}
+    variable_of_leaf::Vector{Vector{Int}}
     outputs::Vector{Tensor}
     result::Structure
     plain::Bool
@@ -68,12 +68,12 @@ end
 Call `f` with variables in place of the leaves of the arguments of these numbers. `strict`: every leaf must have a
 derivative; otherwise those that have none are passed as they are.
 """
-function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
+function linearize(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
     now = state()
     level, start, kept = next_level(), traced_length(now.trace), now.grad_enabled
     plain = is_plain(flatten(args)[1])
     given, theirs = Any[args...], Any[]
-    variables, arguments, moving = Tensor[], Structure[], Vector{Int}[]
+    variables, arguments, variable_of_leaf = Tensor[], Structure[], Vector{Int}[]
     return @entering grad_enabled=true differentiating=true begin
         for n in numbers
             1 <= n <= length(args) ||
@@ -91,7 +91,7 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
                 push!(variables, leaves[k])
             end
             push!(arguments, structure)
-            push!(moving, places)
+            push!(variable_of_leaf, places)
             given[n] = unflatten(structure, leaves)
         end
         found, result = flatten(f(given...))
@@ -101,7 +101,7 @@ function recorded_call(name::String, @nospecialize(f), numbers::Vector{Int}, @no
         end
         order, below = sort_and_look_below(outputs, level)
         plain = plain && (isempty(below) || !kept || !depend_on_a_leaf(below))
-        Call(name, variables, arguments, moving, outputs, result, plain, theirs, level, order, now.trace,
+        Linearized(name, variables, arguments, variable_of_leaf, outputs, result, plain, theirs, level, order, now.trace,
             start+1:traced_length(now.trace), plain && (depends_on_duals(below) || rules_hold_duals(order)))
     end
 end
@@ -113,12 +113,12 @@ as_output(@nospecialize(x), name::String) = throw(NotDifferentiableError(
     "$name: the function must return tensors, or containers of tensors, got $(typeof(x))" *
     (is_complex(x) ? "; return real and imaginary parts separately" : "")))
 
-"""`f()`, recorded only where someone outside of the call may ask for derivatives of derivatives."""
-afterwards(@nospecialize(f), plain::Bool, on_duals::Bool) = plain && !on_duals ? unrecorded(f) : f()
-afterwards(@nospecialize(f), call::Call) = afterwards(f, call.plain, call.on_duals)
+"""`f()`, with a graph only where someone outside of the call may ask for derivatives of derivatives."""
+afterwards(@nospecialize(f), plain::Bool, on_duals::Bool) = plain && !on_duals ? without_grad(f) : f()
+afterwards(@nospecialize(f), call::Linearized) = afterwards(f, call.plain, call.on_duals)
 
 """The only output, which must be a number."""
-function scalar_output(call::Call)
+function scalar_output(call::Linearized)
     call.result == LEAF || throw(ShapeError("$(call.name): the function must return a number, got $(call.result); use " *
         "vjp or jacobian for other results"))
     output = call.outputs[1]
@@ -152,21 +152,21 @@ function shown(found::Vector{Tensor}, plain::Bool, theirs::Vector{Any})
 end
 
 """Results for every variable as one container for each argument; `nothing` for leaves without a derivative."""
-by_argument(call::Call, found::Vector{Any}) = Any[
+by_argument(call::Linearized, found::Vector{Any}) = Any[
     unflatten(structure, Any[k == 0 ? nothing : found[k] for k in places])
-    for (structure, places) in zip(call.arguments, call.moving)]
+    for (structure, places) in zip(call.arguments, call.variable_of_leaf)]
 
 or_zeros(found, tensors::Vector{Tensor}) = Tensor[g === nothing ? zeros_like(x) : g for (g, x) in zip(found, tensors)]
 
 # Gradients ------------------------------------------------------------------------------------------------------------
 
-gradients(call::Call, outputs::Vector{Tensor}, seeds::Vector{Tensor}) =
+gradients(call::Linearized, outputs::Vector{Tensor}, seeds::Vector{Tensor}) =
     gradients(outputs, seeds, call.variables; level=call.level, span=state().trace === call.trace ? call.span : 1:0,
         order=call.order)
 
 """The value, and a gradient for each argument of these numbers."""
 function differentiate(name::String, @nospecialize(f), numbers::Vector{Int}, @nospecialize(args); strict::Bool=true)
-    call = recorded_call(name, f, numbers, args; strict=strict)
+    call = linearize(name, f, numbers, args; strict=strict)
     output = scalar_output(call)
     seed = reshape_to(literal(output.eltype, 1), output.dims)
     found = afterwards(() -> or_zeros(gradients(call, Tensor[output], Tensor[seed]), call.variables), call)
@@ -214,7 +214,7 @@ end
 """
     grad(f; argnums=1)
 
-A function that computes the gradient of a scalar function; see [`value_and_grad`](@ref).
+A function that computes the gradient of a scalar function; see [`value_and_grad`](@ref), also for what it throws.
 
     grad(x -> sum(x .^ 3))([1.0, 2.0]) == [3.0, 12.0]
 """
@@ -224,7 +224,7 @@ grad(@nospecialize(f); @nospecialize(argnums=1)) = Gradient(f, gradient_numbers(
     gradient(f, args...)
 
 The gradients of a scalar function by all its arguments, as a tuple: Flux's and Zygote's name and form. Arguments, and
-parts of containers, that have no derivative (integers, say) give `nothing`.
+parts of containers, that have no derivative (integers, say) give `nothing`. Throws as [`value_and_grad`](@ref) does.
 """
 gradient(@nospecialize(f), @nospecialize(args...)) = withgradient(f, args...).grad
 
@@ -252,7 +252,7 @@ The values stay in memory as long as the pullback does. It throws an `InPlaceErr
 in place meanwhile, since the derivative would be that of neither the old nor the new values.
 """
 function vjp(@nospecialize(f), @nospecialize(args...))
-    call = recorded_call("vjp", f, collect(1:length(args)), args)
+    call = linearize("vjp", f, collect(1:length(args)), args)
     function pull(@nospecialize(seed))
         seeds = alike("vjp: the seed", seed, call.outputs, call.result)
         plain = call.plain && is_plain(flatten(seed)[1])
@@ -283,7 +283,8 @@ end
     jvp(f, args, tangents)
 
 The value of a function and its directional derivative, by the ops' forward-mode rules in one pass beside the values.
-`args` and `tangents` are tuples of the same length and structure; `nothing` stands for an argument without a tangent.
+`args` and `tangents` are tuples of the same length and structure; `nothing` stands for an argument without a tangent. Throws a
+`ShapeError` for tangents that do not fit, and a `NotDifferentiableError` for an argument without a derivative.
 """
 jvp(@nospecialize(f), @nospecialize(args::Tuple), @nospecialize(tangents::Tuple)) = pushed("jvp", f, args, tangents)
 
@@ -291,19 +292,19 @@ function pushed(name::String, @nospecialize(f), @nospecialize(args::Tuple), @nos
     length(args) == length(tangents) ||
         throw(ShapeError("$name: expected $(length(args)) tangents, one for each argument, got $(length(tangents))"))
     numbers = Int[n for n in 1:length(args) if tangents[n] !== nothing]
-    call = recorded_call(name, f, numbers, args)
-    moves, k = Dict{Tensor,Tensor}(), 0
-    for (n, structure, places) in zip(numbers, call.arguments, call.moving)
+    call = linearize(name, f, numbers, args)
+    leaf_tangents, k = Dict{Tensor,Tensor}(), 0
+    for (n, structure, places) in zip(numbers, call.arguments, call.variable_of_leaf)
         mine = call.variables[k+1:k+length(places)]
         k += length(places)
-        merge!(moves, Dict(zip(mine, alike("$name: tangent $n", tangents[n], mine, structure))))
+        merge!(leaf_tangents, Dict(zip(mine, alike("$name: tangent $n", tangents[n], mine, structure))))
     end
     directions = flatten(tangents)[1]
     plain = call.plain && !any(x -> x isa Tensor, directions)
     theirs = Any[call.theirs; Any[x for x in directions if x isa AbstractArray]]
-    on_duals = plain && (call.on_duals || depends_on_duals(collect(Tensor, values(moves))))
-    moved_ = afterwards(() -> pushed_forward(call.outputs, moves, call.order), plain, on_duals)
-    arrays = shown(Tensor[call.outputs; moved_], plain, theirs)
+    on_duals = plain && (call.on_duals || depends_on_duals(collect(Tensor, values(leaf_tangents))))
+    found = afterwards(() -> pushed_forward(call.outputs, leaf_tangents, call.order), plain, on_duals)
+    arrays = shown(Tensor[call.outputs; found], plain, theirs)
     n = length(call.outputs)
     return unflatten(call.result, arrays[1:n]), unflatten(call.result, arrays[n+1:end])
 end

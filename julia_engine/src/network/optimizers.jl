@@ -1,7 +1,7 @@
 # Optimizers: one update rule each, run over the flat parameter vector in place.
 #
 # The formulas and the places of epsilon are PyTorch's, so that the same settings mean the same thing there. A rule is a
-# loop over one stretch of the vector: the trainer gives each thread a stretch, or, where gradients are summed up just
+# loop over one segment of the vector: the trainer gives each thread a segment, or, where gradients are summed up just
 # before, blocks of it that fit the cache together with them.
 
 """

@@ -3,7 +3,7 @@
 # A mini-batch is gathered straight into the tapes' input buffers, each tape leaves its gradients in one flat vector,
 # and the optimizer runs over that vector: a step allocates nothing. With more than one thread the batch is split into
 # shards, one per thread, each with its own buffers and gradient vector and BLAS at one thread; the sum of the gradients
-# is fused with the update, of which every thread does a stretch. Where the gradients are more than all that a split
+# is fused with the update, of which every thread does a segment. Where the gradients are more than all that a split
 # spreads, a batch stays whole, and the threads share its products. One thread makes the step where that takes less
 # time. Of a matrix whose columns are looked up (an embedding) only the gradients of those columns are kept; the update
 # spreads them out, a block at a time, in the cache.
@@ -18,7 +18,7 @@ end
 const EVALUATION_BATCH = 1000
 # Numbers of samples whose forward passes are planned at a time: a service may be asked for any.
 const MOST_FORWARDS = 32
-# Elements of a stretch that are summed, then updated, while they are in the cache.
+# Elements of a segment that are summed, then updated, while they are in the cache.
 const BLOCK = 4096
 
 """
@@ -65,7 +65,7 @@ mutable struct Trainer{T,O<:Optimizer}
     partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
     ids::Bool  # samples are token ids
     sparse::Bool  # the plans keep columns' gradients apart
-    dense::Vector{Tuple{Int,Int}}  # the stretches of the vector whose gradients the plans do not keep apart
+    dense::Vector{Tuple{Int,Int}}  # the segments of the vector whose gradients the plans do not keep apart
     blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
     update_seconds::Float64  # the least of an update since a plan was made
     communicator::Union{Nothing,Communicator}
@@ -208,7 +208,8 @@ end
     train!(trainer, x, y; epochs=1, shuffle=true, seed=0)
     train!(chain, x, y; epochs=1, shuffle=true, seed=0, loss, optimizer, batch_size, threads)
 
-Train for some epochs and return the mean loss of each. The order of the samples is drawn anew for every epoch.
+Train for some epochs and return the mean loss of each. The order of the samples is drawn anew for every epoch. Data and
+errors are as in [`train_epoch!`](@ref).
 """
 function train!(trainer::Trainer, x::AbstractArray, y::AbstractArray; epochs::Integer=1, shuffle::Bool=true, seed::Integer=0)
     random, n = stream(seed, "order"), size(x)[end]
@@ -231,7 +232,8 @@ end
 """
     loss_and_gradients(trainer, x, y)
 
-The training loss of one batch and its gradient by each parameter, by name; nothing is updated.
+The training loss of one batch and its gradient by each trained parameter, a dictionary by name; nothing is updated. `x` is
+(..., N), `y` as in [`train_epoch!`](@ref). Throws a `ShapeError` or `LabelError` for data that does not suit the model.
 """
 function loss_and_gradients(trainer::Trainer, x::AbstractArray, y::AbstractArray)
     samples = checked_samples!(trainer, x)
@@ -484,7 +486,8 @@ end
 """
     predict(trainer, x)
 
-The model's outputs (logits) for all samples, with dropout off.
+The model's outputs (logits) for all samples (..., N), as (output..., N), with dropout off. Throws a `ShapeError` for samples that
+do not suit the model.
 """
 function predict(trainer::Trainer{T}, x::AbstractArray) where {T}
     samples = checked_samples!(trainer, x)
@@ -582,7 +585,7 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     forget!(others)
     foreach(shard -> AD.check_ready(shard.tape), shards)
     foreach(shard -> AD.check_ready(shard.tape), others)
-    team, of_blas = all_threads(trainer, shards)
+    team, of_blas = all_threads(trainer, shards, others)
     is_free = threads == trainer.team.size
     several = is_free && (team.size > 1 || (of_blas > 1 && trainer.team.size > 1))
     trials = several || Versions.writes_code() ? trials_for!(trainer, shards, others, full, threads) : nothing
@@ -601,9 +604,12 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     return nothing
 end
 
-"""How all threads make a step of these parts of a batch: the team that runs them, and the threads of BLAS."""
-function all_threads(trainer::Trainer, shards::Vector{<:Shard})
-    works_together = length(shards) > 1 || shards[1].shared !== nothing
+"""
+How all threads make a step of these parts of a batch: the team that runs them, and the threads of BLAS. `others` are the parts of
+the last batch, which may meet where those of a whole one do not.
+"""
+function all_threads(trainer::Trainer, shards::Vector{<:Shard}, others::Vector{<:Shard}=shards)
+    works_together = length(shards) > 1 || shards[1].shared !== nothing || any(shard -> shard.meeting !== nothing, others)
     return works_together ? trainer.team : ALONE, blas_threads(shards, trainer.threads)
 end
 
@@ -727,13 +733,13 @@ function in_team!(trainer, team, shards, others, data, losses, first, last, step
 end
 
 """
-What thread `k` of the team does: in each step its shards, then, when all have met, its stretch of the parameters.
+What thread `k` of the team does: in each step its shards, then, when all have met, its segment of the parameters.
 Returns the step whose loss or gradient was not finite, which all threads notice alike; 0 if there was none.
 """
 function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, rest::Vector{Shard{T}}, data::Data,
         losses::Ptr{Float64}, first::Int, last::Int, steps::Int, pending::Int) where {T}
     o, batch, partial = trainer.optimizer, trainer.batch_size, trainer.partial
-    from, to = stretch(1, length(trainer.gradient), team.size, k)
+    from, to = segment(1, length(trainer.gradient), team.size, k)
     clips = o.clip_norm < Inf || o.clip_value < Inf
     for step in first:last
         start = (step - 1) * batch
@@ -781,17 +787,17 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
             if updates
                 meet!(team) || return 0  # nobody reads `partial` any more
                 clip!(trainer, team, k, from, to) || return left_out!(trainer, k, from, to, step)
-                update_stretch!(trainer, from, to, steps)
+                update_segment!(trainer, from, to, steps)
             end
         else
             sums = trainer.accumulate > 1 || (length(shards) > 1 && trainer.communicator === nothing)
             for (a, b) in trainer.dense
-                from, to = stretch(a, b, team.size, k)
+                from, to = segment(a, b, team.size, k)
                 at_once = sums ? BLOCK : max(1, to - from + 1)  # a call of the update for each block counts where it is short
                 for block in from:at_once:to
                     stop = min(block + at_once - 1, to)
                     reduce!(trainer, shards, updates, block, stop)
-                    updates && update_stretch!(trainer, block, stop, steps)
+                    updates && update_segment!(trainer, block, stop, steps)
                 end
             end
             for i in eachindex(shards[1].columns)
@@ -817,7 +823,7 @@ end
 
 """Sum the gradients of the shards, and those of all processes; whether all of it is finite."""
 function add_parts!(trainer::Trainer{T}, team::Team, k::Int, shards::Vector{Shard{T}}, weight::Float64, finite::Bool) where {T}
-    from, to = stretch(1, length(trainer.gradient), team.size, k)
+    from, to = segment(1, length(trainer.gradient), team.size, k)
     sum_shards!(trainer, shards, from, to)
     meet!(team) || return false
     k == 1 && exchange!(trainer.communicator::Communicator, trainer.gradient, weight, finite)
@@ -828,16 +834,16 @@ function add_parts!(trainer::Trainer{T}, team::Team, k::Int, shards::Vector{Shar
     return false
 end
 
-"""The elements, of those from `a` to `b`, that the thread `k` of `threads` updates; stretches begin on cache lines."""
-function stretch(a::Int, b::Int, threads::Int, k::Int)
+"""The elements, of those from `a` to `b`, that the thread `k` of `threads` updates; segments begin on cache lines."""
+function segment(a::Int, b::Int, threads::Int, k::Int)
     each = cld(cld(b - a + 1, 16), threads) * 16
     return a + (k - 1) * each, min(a + k * each - 1, b)
 end
 
-"""Whether thread `k`'s stretch of a gradient is finite, but for what is kept by columns."""
+"""Whether thread `k`'s segment of a gradient is finite, but for what is kept by columns."""
 function all_finite(trainer::Trainer{T}, shard::Shard{T}, threads::Int, k::Int) where {T}
     for (a, b) in trainer.dense
-        from, to = stretch(a, b, threads, k)
+        from, to = segment(a, b, threads, k)
         all_finite(elements_of(shard.gradient, from), to - from + 1) || return false
     end
     return true
@@ -891,7 +897,7 @@ end
     return nothing
 end
 
-@inline function update_stretch!(trainer::Trainer{T}, from::Int, to::Int, steps::Int) where {T}
+@inline function update_segment!(trainer::Trainer{T}, from::Int, to::Int, steps::Int) where {T}
     g, vector = elements_of(gradient_vector(trainer)), elements_of(trainer.vector)
     first, second = elements_of(trainer.state.first), elements_of(trainer.state.second)
     if trainer.techniques.flat_parameters
@@ -907,7 +913,7 @@ end
     return nothing
 end
 
-"""Clip the whole gradient, of which this thread has a stretch; false if its norm is not finite."""
+"""Clip the whole gradient, of which this thread has a segment; false if its norm is not finite."""
 function clip!(trainer::Trainer{T}, team::Team, k::Int, from::Int, to::Int) where {T}
     o, g = trainer.optimizer, elements_of(gradient_vector(trainer))
     o.clip_value < Inf && clip!(g, T(o.clip_value), from, to)
@@ -1059,8 +1065,8 @@ function forget!(shards::Vector{Shard{T}}) where {T}
     end
 end
 
-"""The stretches of the gradient vector that are not kept by columns."""
-function dense_stretches(layout::Layout, columns::Vector{Columns{T}}) where {T}
+"""The segments of the gradient vector that are not kept by columns."""
+function dense_segments(layout::Layout, columns::Vector{Columns{T}}) where {T}
     found, last = Tuple{Int,Int}[], 0
     for c in columns[sortperm(Int[c.offset for c in columns])]
         c.offset > last && push!(found, (last + 1, c.offset))
@@ -1105,7 +1111,9 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
             shards = whole
         end
     end
-    couples = any(e -> e.op.couples_batch && e.op !== SUM_OF_PARTS, shards[1].tape.program.equations)
+    # Sums of parts inside a loop would meet again before all have read them, and not equally often.
+    couples = any(e -> (e.op.couples_batch && e.op !== SUM_OF_PARTS) || any(x -> x.op.couples_batch, AD.inner_equations(e)),
+        shards[1].tape.program.equations)
     orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
     # What a layer keeps of a batch without sums over it would be of one part.
     keeps = any(keeps_of_its_samples, shards)
@@ -1113,7 +1121,7 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
         "which each process would have a part: train it in one process"))
     # Parts of other orders would wait for each other.
     length(shards) > 1 && (couples || keeps || length(orders) > 1) && (shards = make(1))
-    trainer.dense = dense_stretches(trainer.parameters.layout, shards[1].columns)
+    trainer.dense = dense_segments(trainer.parameters.layout, shards[1].columns)
     trainer.update_seconds = Inf
     for block in trainer.blocks, c in shards[1].columns
         length(block) >= max(BLOCK, c.height) || resize!(block, max(BLOCK, c.height))

@@ -221,7 +221,7 @@ def _backward(program: Program, given: Sequence[bool], needs_grad: Sequence[bool
 
 def _tangent(program: Program, given: Sequence[bool]) -> Closed:
     inputs = program.symbols()
-    known = {x: Tensor.symbol(x.shape, x.dtype) for x, moves in zip(inputs, given, strict=True) if moves}
+    known = {x: Tensor.symbol(x.shape, x.dtype) for x, has_tangent in zip(inputs, given, strict=True) if has_tangent}
     with nested_trace() as nodes:
         outputs = program(inputs)
         pushed = push_forward(outputs, known)

@@ -468,11 +468,11 @@ def _gradient_jvp(
     tangents: Sequence[Tensor | None], node: Node, n: Tensor, *inputs: Tensor, loop: Loop, needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
     values, seeds = _split(loop, inputs)
-    moves, of_seeds = list(tangents[1 : 1 + len(values)]), tangents[1 + len(values) :][: len(seeds)]
-    if all(t is None for t in moves):  # linear in the seeds
+    of_values, of_seeds = list(tangents[1 : 1 + len(values)]), tangents[1 + len(values) :][: len(seeds)]
+    if all(t is None for t in of_values):  # linear in the seeds
         found = _gradients(loop, n, values, _cotangents(loop, of_seeds), needs)
         return [g for g, needed in zip(found, needs, strict=True) if needed]
-    ahead, both = _ahead(loop, values, moves)
+    ahead, both = _ahead(loop, values, of_values)
     found = _by_values(loop, ahead, n, both, [*_cotangents(loop, of_seeds), *seeds], needs)
     return [g for g, needed in zip(found, needs, strict=True) if needed]
 
@@ -499,11 +499,11 @@ def _gradient_pull(given: Sequence[Tensor | None], needs_grad: Sequence[bool], n
     n, *inputs = node.inputs
     values, seeds = _split(loop, inputs)
     rest = iter(given)
-    moves = [next(rest) if needed else None for needed in needs]
-    by_seeds = [t for t in _tangents(loop, n, values, moves) if t is not None]
+    of_values = [next(rest) if needed else None for needed in needs]
+    by_seeds = [t for t in _tangents(loop, n, values, of_values) if t is not None]
     by_values: list[Tensor | None] = [None] * len(values)
     if any(needs_grad[1 : 1 + len(values)]):
-        ahead, both = _ahead(loop, values, moves)
+        ahead, both = _ahead(loop, values, of_values)
         cotangents = [*[None] * loop.carries, *seeds]
         by_values = _by_values(loop, ahead, n, both, cotangents, needs_grad[1 : 1 + len(values)])
     others = len(inputs) - len(values) - len(seeds)

@@ -8,7 +8,7 @@ const BARRIER = Op("barrier", infer_same; view=itself, backward=Any[(g, y, input
 # The first inputs are the results, the rest is what they were computed from.
 infer_checkpoint(inputs, attrs) = Kind[(x.dims, x.eltype) for x in inputs[1:length(attrs.program.outputs)]]
 
-"""The inputs once more, the results and the nodes between them, recorded on separate tensors."""
+"""The inputs once more, the results and the nodes between them, on separate tensors."""
 function once_more(program::Program, inputs::Vector{Tensor}, own)
     return @entering grad_enabled=true begin
         variables = Tensor[own(x) for x in inputs]
@@ -35,8 +35,8 @@ function checkpoint_jvp(t, results, inputs, attrs)
     n = length(results)
     any(!isnothing, t[1:n]) && return t[1:n]  # traced: the ops inside are part of the graph
     variables, outputs, nodes = once_more(attrs.program::Program, inputs[n+1:end], own_variable_or_index)
-    moves = Dict{Tensor,Tensor}(x => d for (x, d) in zip(variables, t[n+1:end]) if d !== nothing)
-    return pushed_forward(outputs, moves, nodes)
+    tangents = Dict{Tensor,Tensor}(x => d for (x, d) in zip(variables, t[n+1:end]) if d !== nothing)
+    return pushed_forward(outputs, tangents, nodes)
 end
 own_variable_or_index(x::Tensor) = x.eltype in FLOATS ? own_variable(x, next_level()) : x
 

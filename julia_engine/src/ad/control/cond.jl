@@ -74,19 +74,19 @@ function cond_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, 
 end
 
 function cond_jvp(t, results, inputs, attrs)
-    moving = Int[i for i in 2:length(inputs) if t[i] !== nothing]
-    isempty(moving) && return fill(nothing, length(results))
+    active = Int[i for i in 2:length(inputs) if t[i] !== nothing]
+    isempty(active) && return fill(nothing, length(results))
     programs = map((attrs.branches::Branches).programs) do program
         (own, outputs), nodes = nested_trace() do
             here = symbols(program)
-            tangents = Tensor[like(here[i-1]) for i in moving]
+            tangents = Tensor[like(here[i-1]) for i in active]
             found, made = applied(program, here)
-            moves = Dict{Tensor,Tensor}(here[i-1] => d for (i, d) in zip(moving, tangents))
-            Tensor[here; tangents], pushed_forward(found, moves, made)
+            of_inputs = Dict{Tensor,Tensor}(here[i-1] => d for (i, d) in zip(active, tangents))
+            Tensor[here; tangents], pushed_forward(found, of_inputs, made)
         end
         traced(nodes, own, outputs)
     end
-    return apply_several(COND, Tensor[inputs; Tensor[t[i] for i in moving]], attributes(:branches => Branches(programs)))
+    return apply_several(COND, Tensor[inputs; Tensor[t[i] for i in active]], attributes(:branches => Branches(programs)))
 end
 
 const COND = Op("cond", infer_cond; several=true, forward=forward_cond, backward=Joint(cond_pullback), jvp=cond_jvp,
@@ -115,8 +115,8 @@ function branch(holds, f, g, args...)
     tensors = any(x -> x isa Tensor && x.data === nothing, Any[leaves; chosen])
     state().symbolic || tensors || return (item(chosen) != 0 ? f : g)(args...)
     beside = any(x -> x isa Union{Tensor,AbstractArray}, leaves)  # whose float type a number takes, as it does eagerly
-    operands = Tensor[x isa AbstractArray{<:Integer} ? index_tensor(x) :
-        x isa Real && beside ? as_tensor(x, float_type(leaves)) : as_tensor(x) for x in leaves]
+    operands = Tensor[is_index(x) ? index_tensor(x) :
+        x isa AbstractArray{Bool} || x isa Real && beside ? as_tensor(x, float_type(leaves)) : as_tensor(x) for x in leaves]
     (no, returned), (yes, other) = traced_branch(g, operands, structure), traced_branch(f, operands, structure)
     other == returned || throw(ShapeError("branch: the first function returns $other, the second one $returned"))
     for (a, b, place) in zip(yes[1].outputs, no[1].outputs, paths(returned))

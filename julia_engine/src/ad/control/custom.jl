@@ -19,16 +19,14 @@ function custom_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor
     rule.vjp === nothing && throw(NotDifferentiableError("custom rule \"$(rule.name)\": reverse mode was asked for, and it " *
         "has no vjp; give custom_rule(f; vjp=(g, y, inputs...) -> one gradient for each input)"))
     y = all_inputs[1]
+    # The node is the function's value, and derivatives of the rule see that it depends on the inputs.
     found = rule.opaque ? opaque_pullback(rule, g, y, inputs) :
-        as_list(rule.vjp(g, as_recorded(node, y), inputs...), length(inputs))
+        as_list(rule.vjp(g, node, inputs...), length(inputs))
     length(found) == length(inputs) || throw(ShapeError("custom rule \"$(rule.name)\": its vjp must return one gradient " *
         "(or nothing) for each of $(length(inputs)) inputs, got $(length(found))"))
     return Any[nothing; Any[own_part(rule, "gradient of input $i", part, x) for (i, (part, x)) in
         enumerate(zip(found, inputs))]]
 end
-
-"""The function's value: the node itself, so that derivatives of the rule see that it depends on the inputs."""
-as_recorded(node::Tensor, y::Tensor) = node
 
 as_list(found::Union{Tuple,Vector{Any},Vector{Tensor}}, n::Int) = Any[found...]
 as_list(found::Vector{<:AbstractArray}, n::Int) = Any[found...]

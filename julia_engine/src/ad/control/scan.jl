@@ -151,42 +151,42 @@ gradients of the `upstream` results, and what is the same at every step. It retu
 gradients of the parts that need one.
 """
 function backward_step(program::Program, nc::Int, ns::Int, upstream::Vector{Int}, needs_grad::Vector{Bool})
-    moving = Int[i for i in eachindex(program.inputs) if i > nc && needs_grad[i]]
-    summed = Int[i for i in moving if i > nc + ns]
+    active = Int[i for i in eachindex(program.inputs) if i > nc && needs_grad[i]]
+    summed = Int[i for i in active if i > nc + ns]
     (own, outputs), nodes = nested_trace() do
         carried = Tensor[like(x) for x in program.inputs[1:nc]]
         sums = Tensor[like(program.inputs[i]) for i in summed]
         here = symbols(program)
         seeds = Tensor[like(program.outputs[k]) for k in upstream]
         outputs, made = applied(program, here)
-        targets = [depending_carries(program, nc, needs_grad); moving]
+        targets = [depending_carries(program, nc, needs_grad); active]
         found = gradients(outputs[[1:nc; upstream]], Tensor[carried; seeds], here[targets]; within=made)
         by_input = Dict{Int,Tensor}(i => f for (i, f) in zip(targets, found) if f !== nothing)
-        foreach(i -> get!(() -> zeros_of(here[i]), by_input, i), [1:nc; moving])
+        foreach(i -> get!(() -> zeros_of(here[i]), by_input, i), [1:nc; active])
         totals = Tensor[ADD(total, by_input[i]) for (total, i) in zip(sums, summed)]
-        steps = Tensor[by_input[i] for i in moving if i <= nc + ns]
+        steps = Tensor[by_input[i] for i in active if i <= nc + ns]
         Tensor[carried; sums; here[1:nc+ns]; seeds; here[nc+ns+1:end]],
         Tensor[Tensor[by_input[i] for i in 1:nc]; totals; steps]
     end
     return traced(nodes, own, outputs)
 end
 
-"""One step with the tangents of the inputs that are `moving`, all `nc` carries among them, behind those of their kind."""
-function forward_step(program::Program, nc::Int, ns::Int, moving::Vector{Int})
+"""One step with the tangents of the inputs that are `active`, all `nc` carries among them, behind those of their kind."""
+function forward_step(program::Program, nc::Int, ns::Int, active::Vector{Int})
     (own, outputs), nodes = nested_trace() do
         here = symbols(program)
-        tangents = Tensor[like(program.inputs[i]) for i in moving]
+        tangents = Tensor[like(program.inputs[i]) for i in active]
         outputs, made = applied(program, here)
-        moves = Dict{Tensor,Tensor}(here[i] => d for (i, d) in zip(moving, tangents))
-        moved_ = pushed_forward(outputs, moves, made)
-        with_tangents(here, tangents, moving, nc, ns), Tensor[outputs[1:nc]; moved_[1:nc]; moved_[nc+1:end]]
+        of_inputs = Dict{Tensor,Tensor}(here[i] => d for (i, d) in zip(active, tangents))
+        found = pushed_forward(outputs, of_inputs, made)
+        with_tangents(here, tangents, active, nc, ns), Tensor[outputs[1:nc]; found[1:nc]; found[nc+1:end]]
     end
     return traced(nodes, own, outputs)
 end
 
 """The carries, their tangents, the sequences, theirs, and what is the same at every step with its."""
-function with_tangents(inputs::Vector{Tensor}, tangents::Vector{Tensor}, moving::Vector{Int}, nc::Int, ns::Int)
-    both(range) = Tensor[inputs[range]; tangents[[k for (k, i) in enumerate(moving) if i in range]]]
+function with_tangents(inputs::Vector{Tensor}, tangents::Vector{Tensor}, active::Vector{Int}, nc::Int, ns::Int)
+    both(range) = Tensor[inputs[range]; tangents[[k for (k, i) in enumerate(active) if i in range]]]
     return Tensor[both(1:nc); both(nc+1:nc+ns); both(nc+ns+1:length(inputs))]
 end
 
@@ -201,8 +201,8 @@ function scan_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, 
     kept_carries = results[end-nc+1:end]
     upstream = Int[k for k in nc+1:length(results) if cotangents[k] !== nothing]
     fixed = inputs[nc+ns+1:end]
-    moving = Int[i for i in eachindex(inputs) if i > nc && needs_grad[i]]
-    summed = Int[i for i in moving if i > nc + ns]
+    active = Int[i for i in eachindex(inputs) if i > nc && needs_grad[i]]
+    summed = Int[i for i in active if i > nc + ns]
     back = Scan(backward_step(program, nc, ns, upstream, needs_grad), nc + length(summed), nc + ns + length(upstream), loop.steps, !loop.backwards, false)
     start = Tensor[
         Tensor[something(cotangents[i], Some(zeros_of(results[i]))) for i in 1:nc]; Tensor[zeros_of(inputs[i]) for i in summed]]
@@ -215,7 +215,7 @@ function scan_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, 
     for (k, i) in enumerate(summed)
         parts[i] = found[nc+k]
     end
-    for (k, i) in enumerate(Int[i for i in moving if i <= nc + ns])
+    for (k, i) in enumerate(Int[i for i in active if i <= nc + ns])
         parts[i] = found[nc+length(summed)+k]
     end
     return parts
@@ -224,10 +224,10 @@ end
 function scan_jvp(t, results, inputs, attrs)
     loop = attrs.loop::Scan
     nc, ns, program = loop.carries, loop.sequences, loop.program
-    moving = Int[i for i in eachindex(inputs) if i <= nc || t[i] !== nothing]
-    tangents = Tensor[t[i] === nothing ? zeros_of(inputs[i]) : t[i] for i in moving]
-    doubled = Scan(forward_step(program, nc, ns, moving), 2nc, ns + count(i -> nc < i <= nc + ns, moving), loop.steps, loop.backwards, false)
-    found = repeated(doubled, with_tangents(inputs, tangents, moving, nc, ns))
+    active = Int[i for i in eachindex(inputs) if i <= nc || t[i] !== nothing]
+    tangents = Tensor[t[i] === nothing ? zeros_of(inputs[i]) : t[i] for i in active]
+    doubled = Scan(forward_step(program, nc, ns, active), 2nc, ns + count(i -> nc < i <= nc + ns, active), loop.steps, loop.backwards, false)
+    found = repeated(doubled, with_tangents(inputs, tangents, active, nc, ns))
     return found[[nc+1:2nc; 2nc+1:nc+length(results)]]
 end
 
@@ -276,8 +276,8 @@ function scan(f, carry, xs; length=nothing, checkpoint=false, truncate=nothing)
     checkpoint isa Bool || is_count(checkpoint) ||
         throw(ConfigurationError("scan: checkpoint must be true, false or a number of steps from 1 on, got " *
             repr(checkpoint)))
-    stretch = checkpoint === false ? 0 : checkpoint === true ? max(1, ceil(Int, sqrt(steps))) : Int(checkpoint)
-    final, ys, ys_structure = scanned(body, carries, sequences, steps, stretch, truncate === nothing ? 0 : Int(truncate))
+    segment = checkpoint === false ? 0 : checkpoint === true ? max(1, ceil(Int, sqrt(steps))) : Int(checkpoint)
+    final, ys, ys_structure = scanned(body, carries, sequences, steps, segment, truncate === nothing ? 0 : Int(truncate))
     found = Tensor[final; ys]
     plain = plain && (!any(y -> y.requires_grad, found) || depends_on_duals(found))
     arrays = shown(found, plain, Any[c; x])
@@ -346,23 +346,23 @@ function scan_length(sequences::Vector{Tensor}, structure::Structure, @nospecial
 end
 
 """The final carries, the results of all steps, and the structure of a step's results."""
-function scanned(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, steps::Int, stretch::Int, cut::Int)
+function scanned(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, steps::Int, segment::Int, cut::Int)
     if 0 < cut < steps
-        inner = Body((c, x) -> in_stretch(body, c, x, cut, min(stretch, cut), true), body.carry, body.step)
-        return in_stretches(body, inner, carries, xs, steps, cut, stretch, steps % cut == 0 ? cut : steps % cut)
-    elseif 0 < stretch < steps
-        inner = Body((c, x) -> in_stretch(body, c, x, stretch, 0, false), body.carry, body.step)
-        return in_stretches(body, inner, carries, xs, steps, stretch, 0, steps % stretch)
+        inner = Body((c, x) -> in_segment(body, c, x, cut, min(segment, cut), true), body.carry, body.step)
+        return in_segments(body, inner, carries, xs, steps, cut, segment, steps % cut == 0 ? cut : steps % cut)
+    elseif 0 < segment < steps
+        inner = Body((c, x) -> in_segment(body, c, x, segment, 0, false), body.carry, body.step)
+        return in_segments(body, inner, carries, xs, steps, segment, 0, steps % segment)
     end
     return plain_scan(body, carries, xs, steps)
 end
 
-"""A loop over stretches of `n` steps, after the first `head` steps."""
-function in_stretches(body::Body, inner::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, steps::Int, n::Int,
-        stretch::Int, head::Int)
+"""A loop over segments of `n` steps, after the first `head` steps."""
+function in_segments(body::Body, inner::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, steps::Int, n::Int,
+        segment::Int, head::Int)
     early = nothing
     if head > 0
-        carries, early, _ = scanned(body, carries, Tensor[along_steps(x, 1, head) for x in xs], head, min(stretch, head), 0)
+        carries, early, _ = scanned(body, carries, Tensor[along_steps(x, 1, head) for x in xs], head, min(segment, head), 0)
     end
     count_ = (steps - head) ÷ n
     parts = Tensor[reshape_to(along_steps(x, head + 1, steps - head), Int[x.dims[1:end-1]; n; count_]) for x in xs]
@@ -375,10 +375,10 @@ end
 along_steps(x::Tensor, first::Int, n::Int) = first == 1 && n == x.dims[end] ? x :
     apply(SLICE, Tensor[x], attributes(:index => Index([[whole_axis(m) for m in x.dims[1:end-1]]; (first, 1, n)])))
 
-"""One step of the loop over stretches: a loop itself."""
-function in_stretch(body::Body, carry, x, n::Int, stretch::Int, cut::Bool)
+"""One step of the loop over segments: a loop itself."""
+function in_segment(body::Body, carry, x, n::Int, segment::Int, cut::Bool)
     carries = Tensor[cut ? STOP_GRADIENT(c) : c for c in flatten(carry)[1]]
-    final, ys, structure = scanned(body, carries, Tensor[flatten(x)[1]...], n, stretch, 0)
+    final, ys, structure = scanned(body, carries, Tensor[flatten(x)[1]...], n, segment, 0)
     return unflatten(body.carry, final), unflatten(structure, ys)
 end
 

@@ -241,9 +241,9 @@ of those that have one.
 """
 function ahead(loop::Steps, inputs::Vector{Tensor}, tangents)
     c = loop.carries
-    moving = Int[i for i in eachindex(inputs) if i <= c || tangents[i] !== nothing]
-    moves = Tensor[tangents[i] === nothing ? zeros_of(inputs[i]) : tangents[i] for i in moving]
-    return Steps(forward_step(loop.program, c, 0, moving), 2c), with_tangents(inputs, moves, moving, c, 0)
+    active = Int[i for i in eachindex(inputs) if i <= c || tangents[i] !== nothing]
+    dense = Tensor[tangents[i] === nothing ? zeros_of(inputs[i]) : tangents[i] for i in active]
+    return Steps(forward_step(loop.program, c, 0, active), 2c), with_tangents(inputs, dense, active, c, 0)
 end
 
 """The tangents of the carries after `n` steps."""
@@ -292,19 +292,19 @@ repeat_jvp(t, results, inputs, attrs) = pushed_ahead(attrs.loop::Steps, inputs[1
 function reverse_jvp(t, results, inputs, attrs)
     loop, wanted, n = attrs.loop::Steps, attrs.wanted::Vector{Int}, inputs[1]
     m = length(loop.program.inputs)
-    values, seeds, moves, of_seeds = inputs[2:m+1], inputs[m+2:end], t[2:m+1], t[m+2:end]
-    all(isnothing, moves) && return reversed(loop, n, values, of_seeds, wanted)  # linear in the seeds
-    return reversed_ahead(loop, n, values, moves, Any[of_seeds; seeds], wanted)
+    values, seeds, of_values, of_seeds = inputs[2:m+1], inputs[m+2:end], t[2:m+1], t[m+2:end]
+    all(isnothing, of_values) && return reversed(loop, n, values, of_seeds, wanted)  # linear in the seeds
+    return reversed_ahead(loop, n, values, of_values, Any[of_seeds; seeds], wanted)
 end
 
 function reverse_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, inputs::Vector{Tensor}, needs_grad::Vector{Bool})
     loop, n = node.attrs.loop::Steps, inputs[1]
     m, c = length(loop.program.inputs), loop.carries
-    values, seeds, moves = inputs[2:m+1], inputs[m+2:end], Vector{Any}(nothing, m)
-    moves[node.attrs.wanted] = cotangents
+    values, seeds, of_values = inputs[2:m+1], inputs[m+2:end], Vector{Any}(nothing, m)
+    of_values[node.attrs.wanted] = cotangents
     wanted = Int[i for i in 1:m if needs_grad[i+1]]
-    by_values = reversed_ahead(loop, n, values, moves, Any[fill(nothing, c); seeds], wanted)
-    return Any[nothing; at_places(by_values, wanted, m); pushed_ahead(loop, n, values, moves)]
+    by_values = reversed_ahead(loop, n, values, of_values, Any[fill(nothing, c); seeds], wanted)
+    return Any[nothing; at_places(by_values, wanted, m); pushed_ahead(loop, n, values, of_values)]
 end
 
 const WHILE = Op("while_loop", infer_while; several=true, forward=forward_while, backward=Joint(while_pullback), jvp=while_jvp,

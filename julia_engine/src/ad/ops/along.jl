@@ -115,7 +115,7 @@ const MEMORY_PLACES = Op("memory_places", (inputs, attrs) -> (inputs[1].dims, In
     take_along_axis(x, index, dims)
 
 The elements at these positions, from 1, along an axis, one array of positions for each row: what [`sortperm_along`](@ref)
-gives.
+gives. Throws a `ShapeError` for positions that do not fit.
 """
 function take_along_axis(x::Tensor, index, dims)
     places, axis = index_tensor(index), axis_along("take_along_axis", x, dims)

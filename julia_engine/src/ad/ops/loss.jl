@@ -176,7 +176,7 @@ Cross-entropy between sigmoid(logits) and targets in [0, 1], of the same size.
 
 Computed as t softplus(-x) + (1 - t) softplus(x): no term is negative, so that nothing cancels at large logits. `weight` says by how
 much each loss counts, `positive_weight` its part for target 1; both broadcast to the logits. `reduction` is :mean, over all elements,
-:sum or :none.
+:sum or :none. Throws a `ShapeError` for sizes that differ, and a `ConfigurationError` for another reduction.
 """
 function binary_cross_entropy(@nospecialize(x), @nospecialize(t); weight=nothing, positive_weight=nothing, reduction::Symbol=:mean)
     logits, targets = as_tensors((x, t))
@@ -192,7 +192,7 @@ end
     mean_squared_error(predictions, targets; weight=nothing, reduction=:mean)
 
 Mean of (prediction - target)², over all elements; both of the same size. `weight`, which broadcasts, says by how much each square
-counts; `reduction` is :mean, over all elements, :sum or :none.
+counts; `reduction` is :mean, over all elements, :sum or :none. Throws as [`binary_cross_entropy`](@ref) does.
 """
 function mean_squared_error(@nospecialize(x), @nospecialize(t); weight=nothing, reduction::Symbol=:mean)
     predictions, targets = as_tensors((x, t))

@@ -170,7 +170,8 @@ end
     max_pool(x, window; stride=window, padding=0, dilation=1, ceil_mode=false)
 
 The largest element of each window over the first axis of (W, C, N), over the first two of (W, H, C, N), or over more. Settings are
-one number, or one for each axis. With `ceil_mode` elements that are left over at the end, too few for a window, have one nevertheless.
+one number, or one for each axis. Padding is minus infinities, at most half the window. With `ceil_mode` elements that are left over at the end, too few for a window, have one nevertheless.
+Throws a `ShapeError` for shapes that do not fit, or a window that is longer than the padded input.
 """
 max_pool(@nospecialize(x), @nospecialize(window); stride=nothing, padding=0, dilation=1, ceil_mode::Bool=false) =
     pooled("max_pool", MAX_POOL, x, (window, stride, padding, dilation), ceil_mode)
