@@ -37,9 +37,16 @@ class Checkpoint:
     """What was measured in each finished epoch."""
     best: Arrays = field(default_factory=dict)
     """The parameters with the least validation loss; empty where nothing is selected by it."""
+    file: tuple[int, int] | None = None
+    """Inode and time of the file that it was read from or written to last; None: of none yet."""
 
     def save(self, path: Path) -> None:
-        """Write it to `path`, in the place of the one before, whole or not at all."""
+        """Write it to `path`, in the place of the one before, whole or not at all.
+
+        Raises `InputError` where another training has written to `path` in the meantime: its file stays.
+        """
+        if _identity(path) != self.file:
+            raise InputError(f"--checkpoint: another program has written {path} in the meantime: give another file")
         groups = {"params": self.params, "state": self.state, "best": self.best}
         arrays = {
             f"{group}.{name}": np.asarray(array, order="C")
@@ -53,10 +60,23 @@ class Checkpoint:
             "history": json.dumps(self.history),
         }
         write(path, to_safetensors(arrays, about), InputError, "--checkpoint with another file")
+        self.file = _identity(path)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one at its place; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"--checkpoint: {path} cannot be looked at: {error.strerror or error}") from None
+    return found.st_ino, found.st_mtime_ns
 
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint. Raises `InputError` for a file that is none, or damaged."""
+    identity = _identity(path)
     try:
         with weights.opened(path) as file:
             about: Mapping[str, str] = file.metadata() or {}
@@ -79,7 +99,7 @@ def load(path: Path) -> Checkpoint:
         raise InputError(f"--checkpoint: {path} is damaged: {shown(str(error))}") from None
     if not _is_whole(settings, history):
         raise InputError(f"--checkpoint: {path} is damaged: its settings, or what was measured, are none")
-    return Checkpoint(settings, history=history, **groups)
+    return Checkpoint(settings, history=history, file=identity, **groups)
 
 
 def _is_whole(settings: Any, history: Any) -> bool:

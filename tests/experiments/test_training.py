@@ -344,6 +344,24 @@ def test_a_row_that_makes_no_number_is_named_by_predict(
     assert code == 2 and "error: x.npy: row 3 makes " in said
 
 
+def test_a_checkpoint_that_another_training_has_written_meanwhile_stays(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    one, other = (checkpoint.Checkpoint({"seed": seed}, {"w": np.ones(2)}, {}) for seed in (1, 2))
+    for _ in range(2):
+        one.save(path)
+    written = path.read_bytes()
+    with pytest.raises(InputError, match="another program has written .* in the meantime"):
+        other.save(path)
+    assert path.read_bytes() == written
+    resumed = checkpoint.load(path)
+    resumed.save(path)
+    with pytest.raises(InputError, match="in the meantime"):
+        one.save(path)
+    path.unlink()
+    with pytest.raises(InputError, match="in the meantime"):
+        resumed.save(path)
+
+
 def test_a_checkpoint_beyond_the_epochs_that_are_asked_for_is_named(train: Any) -> None:
     options = ["--checkpoint", "run.safetensors", "--save", "w.safetensors"]
     assert train("--epochs", "3", *options)[0] == 0
