@@ -184,8 +184,7 @@ def _ratio(median: float, spread: tuple[float, float]) -> str:
 def _losses(comparison: Comparison) -> Shown:
     def cells(one: Difference) -> list[str]:
         numbers = [scientific(one.about[name]) for name in ("first", "largest")]
-        state = "differ" if one.counts else "agree" if one.about["largest"] <= 1e-4 else "drift"
-        return [one.engine, str(one.about["runs"]), *numbers, _mark(one, state)]
+        return [one.engine, str(one.about["runs"]), *numbers, _mark(one, one.about["state"])]
 
     return Shown(
         *("losses", "Losses from the same weights and batches", ("ENGINE", "N", "FIRST STEP", "FIRST 100 STEPS", "")),

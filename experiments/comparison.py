@@ -329,8 +329,9 @@ def _losses(here: Side, there: Side, common: Sequence[str]) -> list[Difference]:
     for (study, engine), values in groups.items():
         first, most = (max(column) for column in zip(*values, strict=True))
         counts = first > FIRST_LOSS or most > LATER_LOSS
-        words = "agree" if most <= FIRST_LOSS else "drift apart" if not counts else "differ"
-        about = {"first": first, "largest": most, "runs": len(values)}
+        state = "agree" if most <= FIRST_LOSS else "drift" if not counts else "differ"
+        about = {"first": first, "largest": most, "runs": len(values), "state": state}
+        words = "drift apart" if state == "drift" else state
         said = f"losses {words}: by {first:.1e} at the first step, by at most {most:.1e} in the first {STEPS}"
         found.append(Difference("losses", study, engine, "time", None, None, said, counts, about))
     return found

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge import registry, spec, weights
+from bridge.errors import TwinGradError
 from bridge.session import Optimizer
 from bridge.worker import Worker
 from experiments import data
@@ -98,5 +99,16 @@ def run(names: Sequence[str], epochs: int = 4, count: int = 512, batch: int = 32
     return same
 
 
+def main(asked: Sequence[str]) -> str | None:
+    """Compare the engines that are asked for, or all, as far as they can be used; what is wrong, or None."""
+    try:
+        names = usable(asked or ENGINES)
+        if len(names) < 2:
+            return f"two engines are needed to compare, and {' and '.join(names) or 'none'} can be used here"
+        return None if run(names) else "the engines' losses differ by more than rounding"
+    except TwinGradError as error:
+        return f"error: {error}"
+
+
 if __name__ == "__main__":
-    sys.exit(0 if run(usable(sys.argv[1:] or ENGINES)) else "the engines' losses differ by more than rounding")
+    sys.exit(main(sys.argv[1:]))

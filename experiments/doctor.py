@@ -45,6 +45,8 @@ DISK_NEEDED = 1_000_000_000
 
 TRIED_SECONDS = 3.0
 """Seconds of training, at most, in which an engine finds out how many threads are the fastest."""
+UNDECIDED = ", not yet compared"
+"""Behind what an engine's threads do where these seconds did not do."""
 
 EXPECTED = {
     "mnist": "train-images-idx3-ubyte.gz and its three siblings",
@@ -203,7 +205,7 @@ def _threads_in_step(worker: Worker, paper: papers.Paper) -> str:
         if worker.threads_decided() or time.monotonic() > end:
             break
         steps = min(2 * steps, 1000)
-    return worker.threads_in_step()
+    return worker.threads_in_step() + ("" if worker.threads_decided() else UNDECIDED)
 
 
 def julia() -> Iterator[Finding]:

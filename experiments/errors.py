@@ -8,7 +8,7 @@ from pathlib import Path
 from bridge.errors import TwinGradError
 from bridge.files import write_atomically
 
-__all__ = ["ResultsError", "ResultsInUseError", "explain", "write"]
+__all__ = ["InputError", "ResultsError", "ResultsInUseError", "StoppedError", "explain", "write"]
 
 
 class InputError(TwinGradError):

@@ -129,5 +129,18 @@ def costs_of(records: Iterable[Record]) -> str:
     return buffer.getvalue()
 
 
+def main(arguments: Sequence[str]) -> str:
+    """The table of costs of a results folder. Raises ShardError for one without a finished run."""
+    if len(arguments) != 1:
+        raise ShardError("expected one results folder: python -m experiments.shards DIR")
+    table = costs_of(Results(Path(arguments[0])).records())
+    if table.count("\n") < 2:
+        raise ShardError(f"{arguments[0]}: no finished runs in it")
+    return table
+
+
 if __name__ == "__main__":
-    sys.stdout.write(costs_of(Results(Path(sys.argv[1])).records()))
+    try:
+        sys.stdout.write(main(sys.argv[1:]))
+    except TwinGradError as error:
+        sys.exit(f"error: {error}")

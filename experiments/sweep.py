@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -251,6 +251,8 @@ class Sweep:
                     one = partial(self._job, work=work, found=found, reused=reused, progress=progress, again=again)
                     for alike, places in _side_by_side(part):
                         if len(places) > 1 and self._slot is None:
+                            # Here, since the threads of the jobs would not wait for one another.
+                            self._prepare(self._engines_to_run(alike, work, again))
                             side_by_side(one, alike, places)
                             continue
                         for job in alike:
@@ -302,6 +304,11 @@ class Sweep:
             progress.start(str(job), job.kind.steps(job))
             if self._prepare(job.engines):  # which may have found out what the key needs
                 record = skeleton(job, task, work.dataset)
+                if not again and (known := self._finished(record)) is not None:
+                    found[number] = known
+                    reused.append(number)
+                    progress.finish(str(job), "was finished before")
+                    return
             start, others = time.perf_counter(), provenance.OthersShare()
             try:
                 for parts in job.kind.run(assignment(job, task, slot, progress)):
@@ -367,9 +374,18 @@ class Sweep:
             return failed
         return self.results.finished_elsewhere(record)
 
+    def _engines_to_run(self, jobs: Iterable[tuple[int, Job]], work: RunArrays, again: bool) -> list[str]:
+        """The engines of those jobs that have no record yet."""
+        return [
+            name
+            for _, job in jobs
+            if again or self._finished(skeleton(job, task_of(job, work), work.dataset)) is None
+            for name in job.engines
+        ]
+
     def _prepare(self, names: Sequence[str]) -> bool:
         """Prepare the engines that were not yet; whether there were any."""
-        missing = [name for name in names if name not in self._prepared]
+        missing = [name for name in dict.fromkeys(names) if name not in self._prepared]
         for name in missing:
             self._prepared.add(name)
             engines.get(name).prepare()

@@ -95,6 +95,7 @@ class SizesStart:
     params = (ENGINES, list(SIZES))
     param_names = ("engine", "family")
     version = "1"
+    timeout = 1800.0  # PyTorch compiles two GRUs for some minutes, and each time anew
     number = 1
     repeat = (2, 3, 20.0)
     rounds = 1

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridge.errors import TwinGradError, shown
+from bridge.errors import shown
+from experiments.errors import InputError
 
 __all__ = ["Arrays", "InputError", "array", "check_work", "integer", "number"]
 
@@ -17,10 +18,6 @@ Arrays = list[NDArray[Any]]
 _LARGEST = 2**53
 MOST_ELEMENTS = 2**29
 """Of an array that a function makes on its way: four gigabytes."""
-
-
-class InputError(TwinGradError):
-    """An evaluation's input is not what the module takes."""
 
 
 def array(given: Any, name: str, axes: int) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ import pytest
 from bridge import registry
 from bridge.libjulia import sysimage
 from bridge.registry import Availability, Registered
-from experiments import cli, doctor, papers
+from experiments import cli, doctor, papers, sweep
 from experiments.measures import ablation, roofline
 from experiments.measures.registry import MEASURES
 from experiments.microbenchmarks.registry import SYSTEMS
@@ -353,7 +353,7 @@ def test_a_failed_run_is_recorded_and_ends_with_1(twingrad: Any, monkeypatch: py
     paper = papers.load_paper("mnist-rnn-e")
     wild = paper.training.learning_rate.model_copy(update={"value": 3e38})
     diverging = paper.model_copy(update={"training": paper.training.model_copy(update={"learning_rate": wild})})
-    monkeypatch.setattr(cli, "load_paper", lambda _: diverging)
+    monkeypatch.setattr("experiments.cli.common.load_paper", lambda _: diverging)
     said = twingrad(*run_some("--seeds", "1", "--json", "run.json"))
     assert said.code == 1
     assert re.search(r"^error: mnist-rnn-e numpy time: .*(NaN|nan|inf|Inf).*step", said.err, re.MULTILINE)
@@ -372,7 +372,7 @@ def test_an_engine_of_the_paper_that_is_missing_is_left_out_with_its_reason(
     )
     paper = papers.load_paper("mnist-rnn-e")
     only_torch = paper.model_copy(update={"engines": [row for row in paper.engines if row.name == "torch"]})
-    monkeypatch.setattr(cli, "load_paper", lambda _: only_torch)
+    monkeypatch.setattr("experiments.cli.common.load_paper", lambda _: only_torch)
     said = twingrad("run", "mnist-rnn-e", "--measure", "time", "--seeds", "1", "--threads", "1")
     assert said.code == 0
     assert re.search(r"left out: mnist-rnn-e torch time: .*no-such-package is not installed", said.out)
@@ -484,6 +484,13 @@ def test_seeds_by_number_and_by_name(twingrad: Any) -> None:
         assert twingrad(*options, "--seeds", given).code == 2
 
 
+def test_seeds_that_no_run_is_planned_with_are_refused(twingrad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = sweep.plan
+    monkeypatch.setattr(sweep, "plan", lambda *of, **more: [job for job in plan(*of, **more) if job.seed < 2])
+    said = twingrad(*run_some("--seeds", "3,5"))
+    assert said.code == 2 and "no run has a seed of 3, 5" in said.err
+
+
 def test_a_changed_study_has_a_folder_of_its_own(twingrad: Any) -> None:
     options = run_some("--profile", "sample", "--seeds", "1", "--json", "-")
     usual = json.loads(twingrad(*options).out)["rows"]
@@ -497,7 +504,8 @@ def test_a_changed_study_has_a_folder_of_its_own(twingrad: Any) -> None:
     assert record["config"]["batch_size"] == 300 and record["config"]["training"]["training.learning_rate"] == 0.0001
     assert changed[0]["test_accuracy"] < usual[0]["test_accuracy"]
     assert twingrad(*options, *slower, "--results", "slow").code == 0
-    for command in (options, ["report"], ["race", "mnist-rnn-e", "--engines", "numpy"]):
+    small = ["microbench", "--systems", "numpy-eager"]
+    for command in (options, ["report"], ["race", "mnist-rnn-e", "--engines", "numpy"], small):
         again = twingrad(*command, "--results", "slow")
         assert again.code == 2 and "--set training.batch_size=300 training.learning_rate=0.0001" in again.err
 

@@ -62,6 +62,11 @@ def test_every_engine_has_the_same_losses(
     assert curves.difference(few_steps(name, model), reference[model]) < curves.TOLERANCE
 
 
+def test_one_engine_alone_is_compared_with_nothing() -> None:
+    assert curves.main(["numpy"]) == "two engines are needed to compare, and numpy can be used here"
+    assert (curves.main(["numpi", "torch"]) or "").startswith("error: ")
+
+
 def test_the_text_is_of_known_letters_and_the_targets_are_the_next_ones() -> None:
     model = spec.load(curves.MODELS_DIR / "char-transformer.toml")
     x, y = curves.rows(model, 20)

@@ -120,21 +120,38 @@ def test_it_says_for_each_study_what_an_engines_threads_do(monkeypatch: pytest.M
     monkeypatch.setattr(provenance, "cores", lambda: 2)
     studies = sorted(key for key in papers.paper_keys() if not papers.load_paper(key).families)
     findings = list(doctor.threads())
+
+    def uses(finding: doctor.Finding) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for use, keys in (part.split(": ") for part in finding.found.split("; ")):
+            found.setdefault(use.removesuffix(doctor.UNDECIDED), []).extend(keys.split(", "))
+        return found
+
     for finding in (one for one in findings if one.state == "ok"):
-        said = dict(part.split(": ") for part in finding.found.split("; "))
+        said = uses(finding)
         # Where other work has the cores, the Julia engine finds one thread to be faster.
         possible = ["split over 2 threads"] + ["one thread"] * ("julia" in finding.name)
-        assert "mnist-cnn-batch100" in ", ".join(said.get(use, "") for use in possible).split(", ")
-        assert sorted(key for keys in said.values() for key in keys.split(", ")) == studies
+        assert "mnist-cnn-batch100" in [key for use in possible for key in said.get(use, [])]
+        assert sorted(key for keys in said.values() for key in keys) == studies
     engines = [engine for engine in ("numpy", "julia") if registry.availability(engine).ok]
     assert [finding.name for finding in findings] == [f"threads of {engine}" for engine in engines]
     no_image = "julia" in engines and not doctor._starts_soon()
     assert [finding.name for finding in findings if finding.state == "note"] == ["threads of julia"] * no_image
-    numpys = dict(part.split(": ") for part in findings[0].found.split("; "))
-    measured = [numpys.get(use, "") for use in ("2 threads in BLAS", "one thread")]  # the faster one is measured
-    assert "mnist-rnn-e" in ", ".join(measured).split(", ")
+    numpys = uses(findings[0])
+    # The faster one is measured.
+    assert "mnist-rnn-e" in [key for use in ("2 threads in BLAS", "one thread") for key in numpys.get(use, [])]
     monkeypatch.setattr(provenance, "cores", lambda: 1)
     assert not list(doctor.threads())
+
+
+def test_what_an_engine_has_not_compared_in_time_is_not_called_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "cores", lambda: 2)
+    monkeypatch.setattr(doctor, "ENGINES", ("numpy",))
+    monkeypatch.setattr(doctor, "TRIED_SECONDS", 0.0)
+    for decided in (False, True):
+        monkeypatch.setattr(doctor.Worker, "threads_decided", lambda _, known=decided: known)
+        (finding,) = doctor.threads()
+        assert all((doctor.UNDECIDED in part) is not decided for part in finding.found.split("; "))
 
 
 def test_an_engine_that_ends_when_it_is_asked_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,3 +108,11 @@ def test_costs_that_are_none_are_named(content: bytes, reason: str, tmp_path: Pa
         shards.read_costs(path)
     with pytest.raises(ShardError, match="cannot be read"):
         shards.read_costs(tmp_path / "absent.csv")
+
+
+def test_a_folder_without_finished_runs_has_no_costs(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="no finished runs"):
+        shards.main([str(tmp_path / "mistyped")])
+    with pytest.raises(ShardError, match="expected one results folder"):
+        shards.main([])
+    assert shards.main([str(COMMITTED)]) == shards.COSTS.read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -408,6 +409,43 @@ def test_an_engine_is_prepared_once_before_its_first_run(
     swept(tmp_path, sweep.plan(paper, engine_names=["numpy"], seeds=2, measures=["time"]))
     assert started_then == [0]
     assert FakeWorker.started == ["numpy"] * 2
+
+
+def test_engines_of_runs_side_by_side_are_prepared_before_the_first_of_them(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_then: list[int] = []
+
+    def prepare() -> None:
+        time.sleep(0.2)  # in which another run would start its worker
+        started_then.append(len(FakeWorker.started))
+
+    monkeypatch.setitem(ENGINES, "numpy", dataclasses.replace(ENGINES["numpy"], prepare=prepare))
+    monkeypatch.setattr(sweep, "slots", lambda *_: [sweep.Slot(), sweep.Slot()])
+    jobs = [Job(paper, (name,), seed, "memory", 1, "full") for seed in (0, 1) for name in ("torch", "numpy")]
+    assert swept(tmp_path, jobs).reused == 0 and FakeWorker.started
+    assert swept(tmp_path, jobs).reused == len(jobs)
+    assert started_then == [0], "once, and not where every run is finished"
+
+
+def test_a_run_whose_key_is_known_once_its_engine_is_prepared_is_not_repeated(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[str] = []
+    skeleton = sweep.skeleton
+
+    def keyed(*given: Any) -> Any:
+        record = skeleton(*given)
+        return record if prepared else record | {"key": "0" * len(record["key"])}
+
+    monkeypatch.setattr(sweep, "skeleton", keyed)
+    engine = dataclasses.replace(ENGINES["numpy"], prepare=lambda: prepared.append("numpy"))
+    monkeypatch.setitem(ENGINES, "numpy", engine)
+    jobs = sweep.plan(paper, engine_names=["numpy"], seeds=1, measures=["time"])
+    assert swept(tmp_path, jobs).reused == 0
+    started = len(FakeWorker.started)
+    prepared.clear()
+    assert swept(tmp_path, jobs).reused == 1 and prepared and len(FakeWorker.started) == started
 
 
 def test_all_engines_start_from_the_same_weights_and_see_the_same_batches(paper: Paper, tmp_path: Path) -> None:
