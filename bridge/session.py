@@ -167,7 +167,7 @@ class Session(Protocol):
         ...
 
     def loss_and_gradients(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, dict[str, NDArray[Any]]]:
-        """The loss of all rows as one batch, and its gradient by each parameter; the parameters stay as they are."""
+        """The loss of all rows as one batch, and its gradient by each trained parameter; none is updated."""
         ...
 
     def params(self) -> dict[str, NDArray[Any]]:

@@ -234,8 +234,8 @@ def test_its_sentence_about_ordinary_sizes_is_that_of_the_committed_results() ->
     (julia, julia_fastest), (ours, ours_fastest) = slower("julia"), slower("numpy")
     sentence = (
         f"In networks of ordinary sizes (`make sizes`: {len(raced)} combinations of network, mini-batch and threads) a "
-        f"step of the Julia engine is slower than eager PyTorch's in {julia} and than the fastest framework's in "
-        f"{julia_fastest}, and one of the numpy engine in {ours} and in {ours_fastest}."
+        f"step of the Julia engine is slower than eager PyTorch's in {julia} and slower than the fastest framework's "
+        f"in {julia_fastest}; for the numpy engine these are {ours} and {ours_fastest}."
     )
     assert sentence in " ".join(README.split()), f"the README should say: {sentence}"
 

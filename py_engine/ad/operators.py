@@ -157,6 +157,10 @@ class Operators:
 
         Args:
             gradient: the upstream gradient, with this tensor's shape; required unless it is a scalar.
+
+        Raises:
+            ShapeError: the gradient's shape is not this tensor's, or it is missing.
+            NotDifferentiableError: nothing that this tensor depends on requires a gradient.
         """
         backward(self, gradient)
 

@@ -1,6 +1,7 @@
 """Every technique of the engine as a switch, so that an ablation can tell what each one brings.
 
-The defaults are the engine; all results are the same with any of them off, up to roundings, only slower or larger.
+The defaults are the engine. With any of them off a step is slower or larger, and results differ by rounding only, but
+where a description below says more (`lazy_updates`; `fuse` and `winograd` beside numbers that are not finite).
 """
 
 from __future__ import annotations

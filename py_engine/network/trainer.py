@@ -271,7 +271,15 @@ class Trainer:
         return found
 
     def loss_and_gradients(self, x: ArrayLike, y: ArrayLike) -> tuple[float, dict[str, Array]]:
-        """Return the training loss of one batch and its gradient by each trained parameter; nothing is updated."""
+        """Return the training loss of one batch and its gradient by each trained parameter; nothing is updated.
+
+        Args:
+            x: (N, *sample), all rows as one batch.
+            y: (N, ...), as `train_epoch` takes it.
+
+        Raises:
+            ShapeError, LabelError: the data does not suit the model.
+        """
         x, y = self._data(x, y)
         step = self._step(len(x), x, y)
         with self._using(step):
@@ -389,7 +397,15 @@ class Trainer:
     # Evaluation -------------------------------------------------------------------------------------------
 
     def evaluate(self, x: ArrayLike, y: ArrayLike) -> Evaluation:
-        """Return mean loss and accuracy over all samples, with dropout off; ignored labels count in neither."""
+        """Return mean loss and accuracy over all samples, with dropout off; ignored labels count in neither.
+
+        Args:
+            x: (N, *sample).
+            y: (N, ...), as `train_epoch` takes it.
+
+        Raises:
+            ShapeError, LabelError: the data does not suit the model.
+        """
         x, y = self._data(x, y)
         loss, accuracy = Mean(), Accuracy(self.loss.ignored_class)
         labels = y.argmax(-1) if self._one_hot else y
@@ -403,7 +419,11 @@ class Trainer:
         return Evaluation(loss.value, accuracy.value)
 
     def predict(self, x: ArrayLike) -> Array:
-        """Return the model's outputs (logits) for all samples, with dropout off."""
+        """Return the model's outputs (logits) for all samples (N, *sample), as (N, *output), with dropout off.
+
+        Raises:
+            ShapeError: the samples do not suit the model.
+        """
         x = self._samples(x)
         out = np.empty((len(x), *self.chain.output_shape(x.shape[1:])), self.parameters.dtype)
         for part in _parts(len(x)):

@@ -243,7 +243,10 @@ ONE_HOT: Op = define(
 def one_hot(labels: Operand, classes: int, ignored: int | None = None, dtype: DTypeLike = np.float64) -> Tensor:
     """For each of the integer `labels` a row of zeros with a one at its class; of `ignored` ones zeros alone.
 
+    Of labels (...) it is (..., classes).
+
     Raises:
+        ShapeError: `classes` is less than 1.
         LabelError: a label is neither in [0, classes) nor `ignored`. So does every replay.
     """
     number = whole(classes, "one_hot: classes")
@@ -293,6 +296,9 @@ def softmax_cross_entropy(
 
     Raises:
         LabelError: a label is out of range; names the first one and its row. So does every replay.
+        ShapeError: the labels' shape is not (...), or the weights' not (classes,).
+        DTypeError: the logits are not floats, or the labels not integers.
+        ConfigurationError: an argument has no meaning.
     """
     logits, labels = as_tensor(logits), as_tensor(labels)
     _check_labels_shape(logits, labels)
@@ -335,6 +341,10 @@ def binary_cross_entropy(
         weight: by which each loss counts; broadcasts to the logits.
         positive_weight: by which the part of a loss for target 1 counts; broadcasts likewise.
         reduction: "mean", over all elements, "sum" or "none".
+
+    Raises:
+        ShapeError: logits and targets differ in shape, or weights do not broadcast.
+        ConfigurationError: there is no such reduction.
     """
     logits, targets = as_tensors((logits, targets))
     if logits.shape != targets.shape:
@@ -360,6 +370,10 @@ def mean_squared_error(
     Args:
         weight: by which each square counts; broadcasts to the predictions.
         reduction: "mean", over all elements, "sum" or "none".
+
+    Raises:
+        ShapeError: predictions and targets differ in shape, or the weight does not broadcast.
+        ConfigurationError: there is no such reduction.
     """
     predictions, targets = as_tensors((predictions, targets))
     if predictions.shape != targets.shape:

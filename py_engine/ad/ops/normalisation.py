@@ -106,7 +106,7 @@ STANDARDIZE: Op = define(
 
 
 def standardize(x: Operand, axis: Axis = -1, eps: float = 1e-5) -> Tensor:
-    """Mean 0 and variance 1 over `axis`: (x - mean) / √(variance + eps), with the biased variance."""
+    """Mean 0 and variance 1 over `axis`: (x - mean) / √(variance + eps), with the biased variance; of x's shape."""
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     return STANDARDIZE(x, RECIPROCAL_STD(x, axes=axes, eps=float(eps)), axes=axes)
