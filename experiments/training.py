@@ -33,6 +33,7 @@ from experiments.progress import Lines, Steps
 from experiments.rows import MOST_BYTES, Rows, load_rows, load_spec
 from experiments.score import Score
 from py_engine.errors import NonFiniteError
+from py_engine.network.losses import Loss
 
 ROWS, BLOCKS = "rows", "blocks"
 """What is drawn at random for an epoch: every row, or blocks of rows that lie side by side."""
@@ -156,7 +157,8 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
             f"--batch-size: a mini-batch of {request.batch_size:,} rows is more than the {len(trained_on):,} training "
             f"rows of {request.data}; give {len(trained_on)} or less"
         )
-    DataCheck(spec, np.dtype(spec.dtype)).batches(len(trained_on), request.batch_size)
+    check = DataCheck(spec, np.dtype(spec.dtype))
+    check.batches(len(trained_on), request.batch_size)
     kept = Checkpoint({}, initial, {})
     if request.checkpoint is not None:
         kept.settings = request.deciding(spec, initial, rows)
@@ -194,7 +196,7 @@ def train(request: Training, output: Output, communicator: Any = None) -> None:
                 break
             order = _order(trained_on, rows, epoch, request)
             try:
-                row = {"epoch": epoch} | _train_epoch(worker, rows, order, epoch, request, output)
+                row = {"epoch": epoch} | _train_epoch(worker, rows, order, epoch, request, check.loss, output)
                 for name, some in (("validation", validation), ("test", test)) if writes else ():
                     if some is not None and some.y is not None:
                         with output.waiting(f"epoch {epoch}: evaluating the {len(some.x):,} {name} rows"):
@@ -252,13 +254,19 @@ def _order(trained_on: NDArray[np.int64], rows: Rows, epoch: int, request: Train
 
 
 def _train_epoch(
-    worker: Worker | Here, rows: Rows, order: NDArray[np.int64], epoch: int, request: Training, output: Output
+    worker: Worker | Here,
+    rows: Rows,
+    order: NDArray[np.int64],
+    epoch: int,
+    request: Training,
+    loss: Loss,
+    output: Output,
 ) -> dict[str, Any]:
     """Train once on the rows of `order`: the time, the mean loss, and the learning rate of the last step."""
     size, schedule = request.batch_size, request.rates
     steps = -(-len(order) // size)
     each = -(-steps // PARTS)
-    seconds = total = 0.0
+    seconds = total = weight = 0.0
     rate = request.learning_rate
     with Steps(output.console, f"epoch {epoch}", steps) as progress:
         for first in range(0, steps, each):
@@ -273,9 +281,14 @@ def _train_epoch(
             except NonFiniteError as error:
                 raise NonFiniteError(_renumbered(str(error), epoch, first, steps)) from None
             seconds += worker.seconds
-            total += float(losses @ np.minimum(size, len(part) - size * np.arange(len(losses))))
+            batches = [part[k : k + size] for k in range(0, len(part), size)]
+            # Of a batch whose classes count differently, as evaluation has it.
+            targets = np.asarray(rows.y)
+            counts = [loss.weight(targets[batch]) if loss.couples_batch else float(len(batch)) for batch in batches]
+            total += float(losses @ np.array(counts))
+            weight += sum(counts)
             progress.show(first + len(losses), f"loss {fixed(float(losses.mean()), 4)}")
-    return {"seconds": seconds, "loss": total / len(order), "learning_rate": rate}
+    return {"seconds": seconds, "loss": total / weight, "learning_rate": rate}
 
 
 def _renumbered(message: str, epoch: int, before: int, steps: int) -> str:

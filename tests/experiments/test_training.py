@@ -350,7 +350,7 @@ def test_a_checkpoint_that_another_training_has_written_meanwhile_stays(tmp_path
     for _ in range(2):
         one.save(path)
     written = path.read_bytes()
-    with pytest.raises(InputError, match="another program has written .* in the meantime"):
+    with pytest.raises(InputError, match=r"another program has written .* in the meantime"):
         other.save(path)
     assert path.read_bytes() == written
     resumed = checkpoint.load(path)
@@ -360,6 +360,19 @@ def test_a_checkpoint_that_another_training_has_written_meanwhile_stays(tmp_path
     path.unlink()
     with pytest.raises(InputError, match="in the meantime"):
         resumed.save(path)
+
+
+def test_the_loss_of_an_epoch_counts_classes_as_evaluation_does(train: Any) -> None:
+    text = NETWORK.format(loss="softmax_cross_entropy", units=3).replace("opset = 2", "opset = 4")
+    text = text.replace('    { id = "noise", op = "dropout", rate = 0.2 },\n', "")
+    text = text.replace(" }\nlayers", ", ignored_class = 1, class_weights = [1.0, 2.0, 30.0] }\nlayers")
+    Path("counted.toml").write_text(text)
+    with np.load("rows.npz") as found:
+        x, y = found["x_train"], found["y_train"]
+    order = np.argsort(y, kind="stable")  # so that batches have few or many of a class
+    np.savez("same.npz", x_train=x[order], y_train=y[order], x_test=x, y_test=y)
+    code, _, (row,) = train("--epochs", "1", "--learning-rate", "1e-12", spec="counted.toml", data="same.npz")
+    assert code == 0 and row["loss"] == pytest.approx(row["test_loss"], rel=1e-5)
 
 
 def test_a_checkpoint_beyond_the_epochs_that_are_asked_for_is_named(train: Any) -> None:
