@@ -321,7 +321,7 @@ def sizes_ablation(view: View) -> Table:
     def cell(network: str) -> Callable[[Row], str]:
         def text(row: Row) -> str:
             factor = row.get(network)
-            if empty(factor):
+            if factor is None or empty(factor):
                 return MISSING
             by_itself = apart[row["engine"]][network]
             known = row["technique"] == ALL_ON or not 1 / by_itself <= factor <= by_itself
