@@ -726,7 +726,7 @@ def test_reproduce_makes_everything_from_the_sample_and_says_so(
     assert {"stage", "file", "missing", "pdf"} <= {row.get("kind") for row in rows}
     # What is made from the results would be made once more.
     monkeypatch.setattr("experiments.report.build", lambda *_: Built(report))
-    monkeypatch.setattr("experiments.report.paper.build", lambda *_: pdf)
+    monkeypatch.setattr("experiments.report.paper.build", lambda *_, **__: pdf)
     again = twingrad(*options)
     assert again.code == 0
     assert not re.search(r"\d+ of \d+ runs finished in ", again.out)  # every one of them was there already
