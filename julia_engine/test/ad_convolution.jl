@@ -132,6 +132,8 @@ end
         (() -> avg_pool(x, 2; padding=nothing), "avg_pool: padding must be"),
         (() -> interpolate(x, :double), "interpolate: size must be"),
         (() -> max_pool(x, 5), "a window of size (5, 5) does not fit an input of (5, 4)"),
+        (() -> max_pool(x, 5; ceil_mode=true), "a window of size (5, 5) does not fit an input of (5, 4)"),
+        (() -> avg_pool(x, (1, 5); ceil_mode=true), "a window of size (1, 5) does not fit an input of (5, 4)"),
         (() -> max_pool(x, 2; padding=2), "padding must be at most half the window"),
         (() -> avg_pool(Variable(ones(5)), 2), "expected size (W, C, N) or (W, H, C, N), or more axes, got (5,)"))
         error = error_of(f)

@@ -199,6 +199,37 @@ end
     @test occursin("one sample at a time: switch the technique batched on", message)
 end
 
+# An op of the user's that says of itself that it needs a whole batch; it changes nothing.
+const OF_A_BATCH = AD.Op("of_a_batch", (inputs, attrs) -> (inputs[1].dims, inputs[1].eltype); couples_batch=true,
+    forward=(p, out, inputs, attrs) -> AD.emit_copy!(p, out, inputs[1]), backward=Any[(g, y, inputs, attrs) -> g])
+of_a_batch(x::Tensor) = AD.apply(OF_A_BATCH, Tensor[x])
+
+struct Applies{F} <: NETWORK.Layer
+    f::F
+end
+NETWORK.output_size(::Applies, input::Vector{Int}) = input
+NETWORK.forward(layer::Applies, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) = layer.f(x)
+
+@testset "an op that needs a whole batch is seen $place" for (place, f) in (
+        ("outside of loops", of_a_batch),
+        ("in a loop", x -> scan((h, t) -> (of_a_batch(h) .* t, nothing), x, [1.0, 0.5])[1]),
+        ("in a branch", x -> branch(sum(abs2, x) .> 0, of_a_batch, identity, x)),
+        ("in a branch of a loop", x -> scan((h, t) -> (branch(sum(abs2, h) .> 0, of_a_batch, identity, h), nothing), x, [1.0, 2.0])[1]))
+    x, y = randn(MersenneTwister(1), 40, 400), rand(MersenneTwister(2), 1:10, 400)
+    chain() = Chain(Dense(40 => 60, tanh), Applies(f), Dense(60 => 10); dtype=Float64)
+    trainer = Trainer(chain(); batch_size=200, threads=min(2, Threads.nthreads()))
+    train_epoch!(trainer, x, y)
+    @test !occursin("split", NETWORK.threads_in_step(trainer))
+    for (settings, said) in ((techniques=Techniques(batched=false),) => "one sample at a time: switch the technique batched on",
+            (communicator=NETWORK.Communicator(0, 1, identity),) => "train it in one process")
+        refusing = Trainer(chain(); batch_size=8, threads=1, settings...)
+        for _ in 1:2  # nothing is kept of what was refused
+            message = message_of(() -> train_epoch!(refusing, x, y))
+            @test occursin("the op of_a_batch needs a whole batch", message) && occursin(said, message)
+        end
+    end
+end
+
 @testset "tensors of the same parameters may change places" begin
     parameters = Chain(Dense(3 => 3; name="a"), Dense(3 => 3; name="b"); dtype=Float64).parameters
     before = as_dict(parameters)

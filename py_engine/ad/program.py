@@ -7,7 +7,7 @@ captured by reference, so that a later `assign` to them is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,20 @@ def drawing(op: Op, attrs: Mapping[str, Any]) -> str | None:
     """The name of the op that draws random numbers: this one, or one in the loop or branches among its attributes."""
     if op.random:
         return op.name
-    return next(filter(None, (getattr(value, "drawing", None) for value in attrs.values())), None)
+    return next(filter(None, (program.random for program in programs_in(attrs))), None)
+
+
+def programs_in(attrs: Mapping[str, Any]) -> list[Program]:
+    """Return the programs in an op's attributes: those that it repeats or chooses from."""
+    return [program for value in attrs.values() for program in getattr(value, "programs", ())]
+
+
+def inner_equations(equation: Equation) -> Iterator[Equation]:
+    """Yield the equations of the programs inside an equation, to any depth: those of a loop's body, say."""
+    for program in programs_in(equation.attrs):
+        for inner in program.equations:
+            yield inner
+            yield from inner_equations(inner)
 
 
 # Tracing --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from py_engine.ad.compile.products import (
 from py_engine.ad.compile.tape import Cost, Tape, rewritten
 from py_engine.ad.memory import stretches
 from py_engine.ad.op import Call, Equation
-from py_engine.ad.program import Program, prune, traced, tracing
+from py_engine.ad.program import Program, inner_equations, prune, traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import Techniques
@@ -472,6 +472,11 @@ def make_step(
                 "a layer updates a parameter by itself in training, so that it can't be trained sample by sample; "
                 "switch the technique batched on"
             )
+        if (name := coupling_op(one[0].equations)) is not None:
+            raise ConfigurationError(
+                f"the op {name!r} needs a whole batch, so that it can't be trained sample by sample; "
+                "switch the technique batched on"
+            )
         return SampleBySample(Shard(one, slice(0, 1), gradient.zeros_like(), techniques), gradient, threads)
     if not techniques.replay:
         return Eager(chain, loss, gradient, threads)
@@ -568,7 +573,7 @@ def _split(
                 return None
             shard = Shard(traced, part, into, techniques, sparse=techniques.sparse_rows)
             equations = [step.equation for step in shard.tape.instructions]
-            if any(step.op.couples_batch and not meets(step.attrs) for step in equations):
+            if coupling_op(equations) is not None:
                 return None
             decides = not shards and techniques.split_batch == "auto"
             if decides and not splitting_pays(shard, threads, _growth(traced[0], whole)):
@@ -577,6 +582,15 @@ def _split(
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return None  # they would wait for each other
     return Replay(shards, meeting, lazy=lazy)
+
+
+def coupling_op(equations: Iterable[Equation]) -> str | None:
+    """Return the name of the first op that needs a whole batch, but for sums over its parts outside of loops."""
+    for equation in equations:
+        for step in (equation, *inner_equations(equation)):
+            if step.op.couples_batch and not (step is equation and meets(step.attrs)):
+                return step.op.name
+    return None
 
 
 def _keeps_of_its_rows(traced: TracedStep) -> bool:

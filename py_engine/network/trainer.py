@@ -49,7 +49,7 @@ from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
 from py_engine.network.parallel import Communicator, Parallel
 from py_engine.network.read_ahead import reading_ahead
-from py_engine.network.steps import Replay, Rows, Step, ThreadUse, make_step
+from py_engine.network.steps import Replay, Rows, Step, ThreadUse, coupling_op, make_step
 from py_engine.network.threads import Team, usable_cores
 
 EVALUATION_BATCH = 1000
@@ -627,6 +627,13 @@ class Trainer:
                     "a layer keeps statistics of a whole batch, of which each process would have a part: train it in "
                     "one process"
                 )
+            if self.parallel is not None and isinstance(step, Replay):
+                coupling = coupling_op(step.shards[0].tape.program.equations)
+                if coupling is not None:
+                    raise ConfigurationError(
+                        f"the op {coupling!r} needs a whole batch, of which each process would have a part: train it "
+                        "in one process"
+                    )
             if isinstance(step, Replay) and step.uses_team:
                 with self._blas_threads(1):
                     step.work_in(self._all_threads())

@@ -447,6 +447,14 @@ def test_a_window_on_padding_alone_of_an_empty_axis_is_refused(pool, axes):
         pool(np.zeros((1, 1, 0, *[3] * (axes - 1))), 2, padding=1)
 
 
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("pool", [ops.max_pool, ops.avg_pool])
+def test_a_window_longer_than_the_padded_input_is_refused(pool, ceil_mode):
+    for settings in ({"window": 4}, {"window": (1, 4), "stride": 3}, {"window": (2, 2), "dilation": (1, 3)}):
+        with pytest.raises(ShapeError, match="does not fit an input of length 3"):
+            pool(np.zeros((1, 1, 3, 3)), ceil_mode=ceil_mode, **settings)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_slope_of_elu_is_exact_where_its_value_is_near_its_limit(dtype):
     x = np.array([-80.0, -36.0, -10.0, -1.0, 0.0, 1.0, 80.0], dtype)

@@ -7,7 +7,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from py_engine import checkpoint, cond, scan, while_loop
 from py_engine.ad import ops
+from py_engine.ad.op import Op
 from py_engine.ad.techniques import Techniques
 from py_engine.errors import ConfigurationError, ShapeError
 from py_engine.network import (
@@ -27,6 +29,7 @@ from py_engine.network import trainer as trainer_module
 from py_engine.network.initialisers import ParameterSpec
 from py_engine.network.layers import update
 from py_engine.network.losses import Loss
+from py_engine.network.meeting import samples_of, sum_of_parts
 
 SPLIT = Techniques(split_batch=True)
 
@@ -148,6 +151,68 @@ def test_several_rows_for_each_sample_are_normalised_together_in_parts_as_in_the
     of_steps(1, count=6)
     with pytest.raises(ShapeError, match="statistics of 6 samples, for a part of 4 of a batch"):
         of_steps(2, count=6)
+
+
+centred = Op(
+    "centred",
+    ops.stop_gradient.infer,
+    kernel=lambda x, out: np.subtract(x, np.mean(x, 0), out),
+    vjp=(lambda g, y, x: centred(g),),
+    couples_batch=True,
+)
+
+BLOCKS = {
+    "outside": lambda x, f: f(x),
+    "scan": lambda x, f: scan(lambda h, t: (f(h) * t, None), x, np.array([1, 0.5, 2], x.dtype))[0],
+    "cond": lambda x, f: cond(ops.sum(ops.square(x)) > 0, f, lambda x: x, x),
+    "while_loop": lambda x, f: while_loop(lambda h: ops.sum(ops.square(h)) > 2, lambda h: f(h) * 0.5, x, max_steps=20),
+    "a loop in a loop": lambda x, f: scan(
+        lambda h, _: (cond(ops.sum(ops.square(h)) > 0, f, lambda h: h, h), None), x, length=2
+    )[0],
+    "checkpoint": lambda x, f: checkpoint(f)(x),
+}
+
+
+class OfOneBlock(Layer):
+    """Centres a batch by an op that says so, or by sums over its parts, in a loop or a branch."""
+
+    def __init__(self, block, sums):
+        super().__init__()
+        self.block = block
+        self.couples_batch = self.sums_over_batch = sums
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def forward(self, x, parameters, training):
+        def by_sums(x):
+            return x - sum_of_parts(ops.sum(x, 0)) / samples_of(x)
+
+        return BLOCKS[self.block](x, by_sums if self.couples_batch else centred)
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["an op", "sums over the batch"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_what_couples_a_batch_is_seen_in_loops_and_branches(block, sums):
+    (one, of_one), (two, of_two) = (
+        trained(Chain(Dense(3, 3), OfOneBlock(block, sums), Dense(3, 2), seed=0), threads) for threads in (1, 2)
+    )
+    np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
+    for name, array in of_one.items():
+        np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_op_that_needs_a_whole_batch_is_refused_where_a_batch_is_in_parts(block):
+    chain = Chain(Dense(3, 3), OfOneBlock(block, sums=False), Dense(3, 2), seed=0)
+    for _ in range(2):  # nothing is kept of what was refused
+        with (
+            closing(Trainer(chain, batch_size=8, threads=1, communicator=Alone())) as trainer,
+            pytest.raises(ConfigurationError, match="op 'centred' needs a whole batch, of which each process"),
+        ):
+            trainer.train_epoch(*data())
+        with pytest.raises(ConfigurationError, match=r"op 'centred' needs a whole batch, .*sample by sample"):
+            trained(chain, 1, techniques=Techniques(batched=False))
 
 
 def test_such_layers_are_named_and_refused_where_a_batch_is_in_parts():

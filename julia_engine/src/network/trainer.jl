@@ -1111,16 +1111,16 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
             shards = whole
         end
     end
-    # Sums of parts inside a loop would meet again before all have read them, and not equally often.
-    couples = any(e -> (e.op.couples_batch && e.op !== SUM_OF_PARTS) || any(x -> x.op.couples_batch, AD.inner_equations(e)),
-        shards[1].tape.program.equations)
+    coupling = coupling_op(shards[1].tape.program.equations)
     orders = unique(Vector{Int}[sums_of(shard.tape) for shard in shards])
     # What a layer keeps of a batch without sums over it would be of one part.
     keeps = any(keeps_of_its_samples, shards)
     keeps && trainer.communicator !== nothing && throw(ConfigurationError("Trainer: a layer keeps statistics of a whole batch, of " *
         "which each process would have a part: train it in one process"))
+    coupling !== nothing && trainer.communicator !== nothing && throw(ConfigurationError("Trainer: the op $coupling needs a whole " *
+        "batch, of which each process would have a part: train it in one process"))
     # Parts of other orders would wait for each other.
-    length(shards) > 1 && (couples || keeps || length(orders) > 1) && (shards = make(1))
+    length(shards) > 1 && (coupling !== nothing || keeps || length(orders) > 1) && (shards = make(1))
     trainer.dense = dense_segments(trainer.parameters.layout, shards[1].columns)
     trainer.update_seconds = Inf
     for block in trainer.blocks, c in shards[1].columns
@@ -1129,17 +1129,35 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
     return shards
 end
 
+"""
+The name of the first op that needs a whole batch, but for sums over its parts outside of loops, or nothing: inside of one
+they would meet again before all have read them, and not equally often.
+"""
+function coupling_op(equations::Vector{AD.Equation})
+    for e in equations
+        e.op.couples_batch && e.op !== SUM_OF_PARTS && return e.op.name
+        inner = AD.inner_equations(e)
+        k = findfirst(x -> x.op.couples_batch, inner)
+        k === nothing || return inner[k].op.name
+    end
+    return nothing
+end
+
 """What the trainer's streams call the step of one sample."""
 const ONE_BY_ONE = (1, 0)
 
 function single_shard!(trainer::Trainer{T}) where {T}
     if trainer.single === nothing
         forget_traced!(trainer.streams)
-        trainer.single = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
+        single = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
             target_type(trainer), 1, 1, zeros(T, length(trainer.gradient)), trainer.techniques)[1]
-        isempty(trainer.single.states) || throw(ConfigurationError("Trainer: a layer keeps statistics of a whole batch, of which there " *
+        isempty(single.states) || throw(ConfigurationError("Trainer: a layer keeps statistics of a whole batch, of which there " *
             "is one sample at a time: switch the technique batched on"))
+        coupling = coupling_op(single.tape.program.equations)
+        coupling === nothing || throw(ConfigurationError("Trainer: the op $coupling needs a whole batch, of which there is one " *
+            "sample at a time: switch the technique batched on"))
         keep_traced!(trainer.streams, ONE_BY_ONE)
+        trainer.single = single
     end
     return trainer.single::Shard{T}
 end

@@ -153,11 +153,6 @@ class Branches:
         return [(x.shape, x.dtype) for x in self.programs[0].outputs]
 
     @property
-    def drawing(self) -> str | None:
-        """The name of an op of a program that draws random numbers, if there is one."""
-        return self.programs[0].random or self.programs[1].random
-
-    @property
     def checks(self) -> bool:
         """Whether a program accepts only some values, and no other op checks them."""
         return not self.derived and any(program.checks for program in self.programs)

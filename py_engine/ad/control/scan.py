@@ -312,9 +312,9 @@ class Loop:
         return len(self.results) - self.carries - self.sums
 
     @property
-    def drawing(self) -> str | None:
-        """The name of an op of the body that draws random numbers, if there is one."""
-        return self.body.random
+    def programs(self) -> tuple[Program]:
+        """The body alone, see `programs_in`."""
+        return (self.body,)
 
     @property
     def checks(self) -> bool:

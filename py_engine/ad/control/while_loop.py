@@ -122,9 +122,9 @@ class While:
         return len(self.steps.body.inputs) - self.steps.carries
 
     @property
-    def drawing(self) -> str | None:
-        """The name of an op of the body or the test that draws random numbers, if there is one."""
-        return self.steps.drawing or self.test.random
+    def programs(self) -> tuple[Program, Program]:
+        """The body and the test, see `programs_in`."""
+        return self.steps.body, self.test
 
     @property
     def checks(self) -> bool:

@@ -125,6 +125,7 @@ def pool_settings(
                     f"actual {max(pair)}"
                 )
         if flag(ceil_mode, "ceil_mode"):
+            windows_along(x.shape[2:], sizes, steps, pairs, apart, "pooling window")  # which refuses one that is longer
             each = zip(x.shape[2:], reaches, steps, pairs, strict=True)
             pairs = tuple(
                 (before, _to_last_window(n, reach, s, (before, after))) for n, reach, s, (before, after) in each

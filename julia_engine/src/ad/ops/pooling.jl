@@ -128,6 +128,7 @@ end
 
 """The padding behind each axis with which its last window, begun before the end, is complete."""
 function to_last_windows(x::Tensor, attrs)
+    pooled_dims(x.dims, attrs)  # which refuses a window that is longer than the padded input
     sides = copy(attrs.padding)
     for d in eachindex(attrs.window)
         reach, padded = (attrs.window[d] - 1) * attrs.dilation[d] + 1, x.dims[d] + sides[2d-1] + sides[2d]
