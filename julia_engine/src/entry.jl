@@ -302,7 +302,7 @@ function communicate(number::Int64, rank::Int64, size::Int64, add::Ptr{Cvoid})::
         communicator = NETWORK.Communicator(rank, size, add!)
         NETWORK.check_parts(trainer.chain, trainer.loss, trainer.techniques, communicator)
         trainer.communicator = communicator
-        NETWORK.set_rank!(trainer.chain, communicator)
+        trainer.streams.rank = communicator.rank
         NETWORK.forget_plans!(trainer)
         OK
     end

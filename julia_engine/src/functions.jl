@@ -117,6 +117,7 @@ end
 function call(number::Int64, n::Int64, description::Ptr{Int64}, addresses::Ptr{Ptr{Cvoid}}, result::Ptr{Int64})::Cint
     return guarded(identity) do
         it = wrapped(number)
+        it.result = nothing  # of an earlier call
         y = it.forward(arguments(it, n, description, addresses)...)
         T = y isa AbstractArray ? eltype(y) : typeof(y)
         y isa Union{Real,AbstractArray} && haskey(CODES, T) && ndims(y) <= MOST_AXES || throw(ShapeError(

@@ -75,6 +75,15 @@ end
         v -> sum(checkpoint(x -> x .^ 2)(v)), v -> sum(custom_rule(x -> x .^ 2; vjp=(g, y, x) -> 2 .* g .* x)(v)))
         @test_throws ConfigurationError forward!(f(v))
     end
+    frozen(v) = v .> 0
+    for f in (v -> (m = frozen(v); scan((c, _) -> (c .* m, nothing), v, nothing; length=2)[1]),
+            v -> (m = frozen(v); scan((c, _) -> (c .* m, nothing), v, nothing; length=4, checkpoint=2)[1]),
+            v -> (m = frozen(v); while_loop(s -> s[1] .< 2, s -> (s[1] .+ 1, s[2] .* m), (0.0, v))[2]),
+            v -> (m = frozen(v); branch(sum(v) .> 0, x -> x .* m, x -> x, v)),
+            v -> (m = frozen(v); scan((c, _) -> (c .* m, nothing), Constant([1.0, 2.0]), nothing; length=2)[1] .* v),
+            v -> (i = sortperm(v); scan((c, t) -> (c .* v[i] .* t, nothing), v, [1.0, 2.0])[1] .* [1.0, 2.0]))
+        @test_throws ConfigurationError forward!(sum(f(v)))
+    end
     y = sum(v .* relu.(v) .+ Constant([1.0, 2.0]) .* (Constant([3.0, 4.0]) .> 3))
     assign!(v, [-1.0, 3.0])
     @test forward!(y)[] == 9 + 2

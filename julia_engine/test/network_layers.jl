@@ -208,7 +208,51 @@ struct Applies{F} <: NETWORK.Layer
     f::F
 end
 NETWORK.output_size(::Applies, input::Vector{Int}) = input
+
+# The same, but it says that it sums over the batch.
+struct Coupled{F} <: NETWORK.Layer
+    f::F
+end
+NETWORK.output_size(::Coupled, input::Vector{Int}) = input
+NETWORK.couples_batch(::Coupled) = true
+NETWORK.sums_over_batch(::Coupled) = true
+NETWORK.forward(layer::Coupled, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) = layer.f(x)
+
+# A layer with a matrix `w`, whose forward pass depends on the number of samples.
+struct OfSize{F} <: NETWORK.Layer
+    f::F
+    trained::Bool
+    size::Vector{Int}
+end
+OfSize(f) = OfSize(f, true, [3, 2])
+NETWORK.parameters(layer::OfSize) = ["w" => NETWORK.ParameterSpec(layer.size, "glorot_uniform", 3, 3, layer.trained)]
+NETWORK.output_size(::OfSize, input::Vector{Int}) = input
+NETWORK.forward(layer::OfSize, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) = layer.f(x, parameters)
+
+# Adds up how many samples there were.
+struct Counted <: NETWORK.Layer end
+NETWORK.parameters(::Counted) = ["seen" => NETWORK.ParameterSpec([1], "zeros", 1, 1, false)]
+NETWORK.output_size(::Counted, input::Vector{Int}) = input
+function NETWORK.forward(::Counted, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
+    training && (parameters["seen"] = parameters["seen"] .+ size(x)[end])
+    return x
+end
 NETWORK.forward(layer::Applies, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) = layer.f(x)
+
+@testset "sums over a batch under vmap, and statistics of a number of samples, are those of the whole" begin
+    x, y = randn(MersenneTwister(1), 3, 4000), repeat([1, 2], 2000)
+    x[:, 2001:4000] .+= 10
+    centred(r) = r .- NETWORK.sum_of_parts(sum(r)) ./ NETWORK.samples_of(r)
+    for layer in (() -> Coupled(x -> vmap(centred; in_axes=1, out_axes=1)(x)), () -> Coupled(checkpoint(x -> tanh.(x) .-
+            NETWORK.sum_of_parts(sum(tanh.(x); dims=2)) ./ NETWORK.samples_of(x))), Counted)
+        losses, states = map((1, min(2, Threads.nthreads()))) do threads
+            chain = Chain(Dense(3 => 3), layer(), BatchNorm(3), Dense(3 => 2); seed=1, dtype=Float64)
+            trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=4000, threads=threads)
+            [train_epoch!(trainer, x, y) for _ in 1:3], copy(chain.parameters.vector)
+        end |> found -> (first.(found), last.(found))
+        @test losses[1] ≈ losses[2] && states[1] ≈ states[2]
+    end
+end
 
 @testset "an op that needs a whole batch is seen $place" for (place, f) in (
         ("outside of loops", of_a_batch),
@@ -228,6 +272,63 @@ NETWORK.forward(layer::Applies, x::Tensor, parameters::Dict{String,Tensor}, trai
             @test occursin("the op of_a_batch needs a whole batch", message) && occursin(said, message)
         end
     end
+end
+
+@testset "steps of other numbers of samples have gradients of their own" begin
+    # Of the matrix `w` columns are looked up, or it is read as a whole, or not at all: one in large batches, another in small ones.
+    looked_up(x, p) = x .* sum(AD.embedding(p["w"], Constant([1, 2, 2])); dims=2)
+    whole(x, p) = x .* sum(p["w"]; dims=2)
+    unread(x, p) = tanh.(x)
+    x, y = randn(MersenneTwister(3), 3, 50), rand(MersenneTwister(4), 1:2, 50)
+    ways = (looked_up, whole, unread)
+    for f in ways, g in ways, optimizer in (() -> Adam(0.05), () -> SGD(0.5)), accumulate in (1, 2)
+        f === g && continue
+        found = map((Techniques(), Techniques(sparse_columns=false), Techniques(replay=false))) do techniques
+            chain = Chain(Dense(3 => 3), OfSize((x, p) -> size(x)[end] > 15 ? f(x, p) : g(x, p)), Dense(3 => 2); seed=1, dtype=Float64)
+            trainer = Trainer(chain; optimizer=optimizer(), batch_size=20, threads=1, techniques=techniques, accumulate=accumulate)
+            losses = [train_epoch!(trainer, x, y) for _ in 1:3]
+            NETWORK.loss_and_gradients(trainer, x[:, 1:20], y[1:20])
+            [losses..., train_epoch!(trainer, x, y)], copy(chain.parameters.vector)
+        end
+        @test all(one -> one[1] ≈ found[end][1] && one[2] ≈ found[end][2], found)
+    end
+end
+
+@testset "a state that only a loop's body knows is refused" begin
+    drops(x, p) = scan((h, t) -> (p["w"] = h .* t; (h, nothing)), x, [1.0, 2.0])[1]
+    for run in (chain -> chain(randn(3, 4); training=true),
+            chain -> train_epoch!(Trainer(chain; batch_size=4, threads=1, techniques=Techniques(replay=false)), randn(3, 8), repeat([1, 2], 4)))
+        chain = Chain(OfSize(drops, false, [3, 4]), Dense(3 => 2); dtype=Float64)
+        before = copy(chain.parameters.vector)
+        @test occursin("inside a loop, where nothing has a value yet", message_of(() -> run(chain)))
+        @test chain.parameters.vector == before
+    end
+end
+
+@testset "a generator of the user's in both parts of a batch leaves it whole" begin
+    x, y = randn(MersenneTwister(1), 40, 400), rand(MersenneTwister(2), 1:10, 400)
+    losses = map((1, min(2, Threads.nthreads()))) do threads
+        generator = AD.Generator(1)
+        chain = Chain(Dense(40 => 60, tanh), Applies(x -> AD.dropout(x, 0.5, generator)), Dense(60 => 10); seed=1, dtype=Float64)
+        train_epoch!(Trainer(chain; batch_size=200, threads=threads), x, y)
+    end
+    @test losses[1] ≈ losses[2]
+end
+
+@testset "sample by sample a captured array that has changed is told" begin
+    mask = [true, false, true]
+    chain = Chain(Dense(3 => 3), Applies(x -> x .* mask), Dense(3 => 2); dtype=Float64)
+    trainer = Trainer(chain; batch_size=4, threads=1, techniques=Techniques(batched=false))
+    x, y = randn(MersenneTwister(1), 3, 8), repeat([1, 2], 4)
+    train_epoch!(trainer, x, y)
+    mask[2] = true
+    @test_throws ReplayError train_epoch!(trainer, x, y)
+end
+
+@testset "what needs a whole batch in evaluation is evaluated of all samples" begin
+    chain = Chain(Dense(3 => 3), Applies(x -> of_a_batch(x) .- sum(x; dims=2)), Dense(3 => 2); dtype=Float64)
+    x = randn(MersenneTwister(1), 3, 1500)
+    @test predict(Trainer(chain; threads=1), x) ≈ chain(x)
 end
 
 @testset "tensors of the same parameters may change places" begin

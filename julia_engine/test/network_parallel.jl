@@ -116,6 +116,17 @@ end
     @test occursin("rank 2 of size 2", message_of(() -> Communicator(2, 2, identity)))
 end
 
+@testset "another trainer of the same chain changes no process's masks" begin
+    after(beside) = in_tasks(2) do communicator
+        chain = Chain(Dense(6 => 8, tanh), Dropout(0.5), Dense(8 => 3); seed=1, dtype=Float64)
+        trainer = Trainer(chain; optimizer=SGD(0.1), batch_size=40, threads=1, communicator=communicator)
+        beside && Trainer(chain)
+        train_epoch!(trainer, SAMPLES, KINDS, 1:40)
+        copy(chain.parameters.vector)
+    end
+    @test after(true) == after(false)
+end
+
 @testset "no two processes draw the same dropout masks, and each continues with its own" begin
     with_dropout() = Chain(Dense(6 => 8, tanh), Dropout(0.5), Dense(8 => 3); dtype=Float64)
     function trained(epochs, communicator, kept)

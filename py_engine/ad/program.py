@@ -8,7 +8,7 @@ captured by reference, so that a later `assign` to them is seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from py_engine.ad.mutation import Watch, collecting_ops
@@ -82,11 +82,13 @@ def programs_in(attrs: Mapping[str, Any]) -> list[Program]:
 
 
 def inner_equations(equation: Equation) -> Iterator[Equation]:
-    """Yield the equations of the programs inside an equation, to any depth: those of a loop's body, say."""
-    for program in programs_in(equation.attrs):
-        for inner in program.equations:
-            yield inner
-            yield from inner_equations(inner)
+    """Yield the equations inside an equation, to any depth: a loop's body, or the op that `vmap` applies by samples."""
+    inside = [inner for program in programs_in(equation.attrs) for inner in program.equations]
+    if isinstance(op := equation.attrs.get("op"), Op):
+        inside.append(replace(equation, op=op, attrs=dict(equation.attrs["attrs"])))
+    for inner in inside:
+        yield inner
+        yield from inner_equations(inner)
 
 
 # Tracing --------------------------------------------------------------------------------------------------
@@ -100,8 +102,22 @@ def tracing() -> collecting_ops:
 
 
 def nested_trace() -> collecting_ops:
-    """Make every op symbolic, and collect the ops, also inside another trace."""
-    return collecting_ops(symbolic=True, grad_enabled=True)
+    """Make every op symbolic, and collect the ops, also inside another trace.
+
+    Where layers called outside would `update` a parameter, those called inside can't: there is no value to give it.
+    """
+    kept = STATE.updates is not None or STATE.trace is None
+    return collecting_ops(symbolic=True, grad_enabled=True, updates=_NoMore(STATE.updates or ()) if kept else None)
+
+
+class _NoMore(list[Any]):
+    """The updates that were made before, to which none may be added."""
+
+    def append(self, update: Any) -> None:
+        raise TraceError(
+            "a layer gives a parameter a new value, such as its running statistics, inside a loop, a branch or vmap, "
+            "where nothing has a value yet; call the layer outside of it"
+        )
 
 
 def trace(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Program:

@@ -30,7 +30,7 @@ from py_engine.ad.op import Equation, described, numbered
 from py_engine.ad.ops.scipy_functions import installed
 from py_engine.ad.ops.shape import along_axes, for_each
 from py_engine.ad.program import Program, nested_trace, traced
-from py_engine.ad.state import inside_transform, restoring
+from py_engine.ad.state import entering, inside_transform, restoring
 from py_engine.ad.tensor import Array, Tensor, plain_array
 from py_engine.ad.transforms import Function, Linearized, check_callable, linearize, named_grad, results
 from py_engine.ad.vmap import batched
@@ -397,7 +397,7 @@ class _Dependence:
 def _found(name: str, function: Function, x: Array) -> tuple[Array, Array, tuple[int, int]]:
     """Return the rows and columns of all entries of the pattern, row by row, and its shape."""
     symbol = Tensor.symbol(x.shape, x.dtype)
-    with nested_trace() as nodes:
+    with entering(updates=[]), nested_trace() as nodes:
         outputs, structure = results(name, function(symbol))
     if structure is not LEAF:
         raise ShapeError(f"{name}: the function must return one array, got {structure}")

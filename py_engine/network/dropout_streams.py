@@ -42,8 +42,10 @@ class DropoutStreams:
     Use: `tracing` around the trace of a step, and `train` before a step trains for the first time.
     """
 
-    def __init__(self, layers: Mapping[str, Dropout]) -> None:
+    def __init__(self, layers: Mapping[str, Dropout], rank: int = 0) -> None:
         self.layers = dict(layers)
+        self._rank = rank
+        """Of the process: each draws other numbers."""
         self._calls: dict[str, int] = {}
         """Before the first step was traced: another trainer of the same chain has used streams of these numbers."""
         self._of_step: dict[Step, dict[str, list[tuple[str, np.random.Generator]]]] = {}
@@ -58,9 +60,13 @@ class DropoutStreams:
         """Trace a step inside; its streams resume where the state has them."""
         for name, layer in self.layers.items():
             self._calls.setdefault(name, layer.calls)
-            layer.traced.clear()  # copies that others have traced
-        yield
-        self._of_step[step] = {name: list(layer.traced) for name, layer in self.layers.items()}
+            layer.traced, layer.rank = [], self._rank
+        try:
+            yield
+            self._of_step[step] = {name: layer.traced or [] for name, layer in self.layers.items()}
+        finally:
+            for layer in self.layers.values():
+                layer.traced = None
         self._resume(step)
 
     def train(self, step: Step) -> None:
@@ -140,6 +146,7 @@ class DropoutStreams:
             rows[free[0], 0] = digest(step)
             return
         number = 1 + (int(rows[:, 1].max()) if len(rows) else self._calls[name])
+        self.layers[name].rank = self._rank
         words = _words(self.layers[name].new_stream(scope, number))
         self._rows[name] = np.append(rows, np.array([[digest(step), number, *words]], np.uint64), axis=0)
 

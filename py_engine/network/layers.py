@@ -449,7 +449,7 @@ class Dropout(Layer, op="dropout"):
         self.place = ""
         self.rank = 0
         self.calls = 0
-        self.traced: list[tuple[str, np.random.Generator]] = []
+        self.traced: list[tuple[str, np.random.Generator]] | None = None
 
     def output_shape(self, input_shape: Shape) -> Shape:
         """The same."""
@@ -461,7 +461,7 @@ class Dropout(Layer, op="dropout"):
             return x
         self.calls += 1
         generator = self.new_stream(STATE.scope, self.calls)
-        if x.data is None:  # one for each traced copy; an eager call's is never used again
+        if x.data is None and self.traced is not None:  # one for each copy in a step that a trainer traces
             self.traced.append((STATE.scope, generator))
         return ops.dropout(x, self.rate, generator)
 

@@ -7,15 +7,18 @@ bits.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from py_engine.ad.op import Call, Op, Scratch, Shape
+from py_engine.ad.op import Call, Equation, Op, Scratch, Shape
+from py_engine.ad.ops.shape import leading
 from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ShapeError
 
@@ -125,6 +128,15 @@ def sums(attrs: Sequence[Mapping[str, Any]]) -> list[int]:
     return [at["number"] for at in attrs if meets(at)]
 
 
+def numbered(equations: Sequence[Equation]) -> tuple[Equation, ...]:
+    """Return the ops with their sums over parts numbered from 1: an op that a checkpoint repeats is another sum."""
+    numbers = itertools.count(1)
+    return tuple(
+        replace(step, attrs={**step.attrs, "number": next(numbers)}) if meets(step.attrs) else step
+        for step in equations
+    )
+
+
 def _bind(arrays: Sequence[Array], out: Array, scratch: Scratch, meeting: Meeting, thread: int, number: int) -> Any:
     return meeting.calls(arrays[0], out, thread, number)
 
@@ -138,6 +150,7 @@ SUM_OF_PARTS = Op(
     infer=_infer,
     bind=_bind,
     vjp=(lambda g, y, x, **at: sum_of_parts(g),),
+    batch=leading,
     couples_batch=True,
     doc="the sum over all parts of a batch that is split over threads",
 )

@@ -39,7 +39,7 @@ from py_engine.errors import ConfigurationError, NonFiniteError
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
 from py_engine.network.losses import Loss
-from py_engine.network.meeting import Meeting, meets, sums
+from py_engine.network.meeting import Meeting, meets, numbered, sums
 from py_engine.network.parameters import FlatVector, Layout
 from py_engine.network.threads import Team, Trials
 
@@ -95,7 +95,8 @@ def trace_step(chain: Chain, loss: Loss, x: Tensor, y: Tensor, share: float = 1.
         watched = STATE.watched or ()
     named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
     outputs = [value, *named.values(), *(new for _, new in updates)]
-    return traced(nodes, [x, y], outputs, watched), list(named), updates
+    program = traced(nodes, [x, y], outputs, watched)
+    return replace(program, equations=numbered(program.equations)), list(named), updates
 
 
 class Shard:
@@ -581,6 +582,9 @@ def _split(
         shards.append(shard)
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return None  # they would wait for each other
+    drawing = [generators(shard.tape.program.equations) for shard in shards]
+    if len(set().union(*drawing)) < sum(map(len, drawing)):
+        return None  # which of them draws first would be chance
     return Replay(shards, meeting, lazy=lazy)
 
 
@@ -593,14 +597,24 @@ def coupling_op(equations: Iterable[Equation]) -> str | None:
     return None
 
 
+def generators(equations: Iterable[Equation]) -> set[int]:
+    """Return the ids of the generators of random numbers that ops draw from, in loops and branches, too."""
+    found = (value for step in equations for one in (step, *inner_equations(step)) for value in one.attrs.values())
+    return {id(value) for value in found if isinstance(value, np.random.Generator)}
+
+
 def _keeps_of_its_rows(traced: TracedStep) -> bool:
-    """Whether a step gives parameters new values that depend on its own rows, not on sums over all parts of a batch."""
+    """Whether a step may give parameters values that are of its rows, or of their number, and not of sums over all."""
     program, _, updates = traced
-    of_rows = {id(x) for x in program.inputs}
+    of_rows, of_sums = {id(x) for x in program.inputs}, set[int]()
     for equation in program.equations:
-        if not meets(equation.attrs) and any(id(x) in of_rows for x in equation.inputs):
-            of_rows.update(map(id, equation.outputs))
-    return any(id(new) in of_rows for new in program.outputs[len(program.outputs) - len(updates) :])
+        is_sum, outputs = meets(equation.attrs), [id(x) for x in equation.outputs]
+        if not is_sum and any(id(x) in of_rows for x in equation.inputs):
+            of_rows.update(outputs)
+        if is_sum or any(id(x) in of_sums for x in equation.inputs):
+            of_sums.update(outputs)
+    new = [id(x) for x in program.outputs[len(program.outputs) - len(updates) :]]
+    return any(x in of_rows or x not in of_sums for x in new)
 
 
 def _trainable(chain: Chain) -> list[Tensor]:

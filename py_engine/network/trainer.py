@@ -137,6 +137,11 @@ class Trainer:
                 f"layer {chain.couples_batch!r} needs the statistics of a whole batch, of which each process would "
                 "have a part: train it in one process, or take layer normalisation instead"
             )
+        if self.parallel is not None and not techniques.replay:
+            raise ConfigurationError(
+                "Trainer: with a communicator the technique replay can't be switched off: what needs a whole batch is "
+                "found in the trace of a step"
+            )
         if self.parallel is not None and not self.loss.is_mean:
             raise ConfigurationError(
                 f"{self.loss.name} is not known to be a mean over the targets, of which each process has a part: "
@@ -149,9 +154,7 @@ class Trainer:
             )
         self._batch = self.batch_size if self.parallel is None else self.parallel.part(self.batch_size)[1]
         dropouts = held_layers(chain.layers, Dropout)
-        for dropout in dropouts.values():
-            dropout.rank = self._rank
-        self._streams = DropoutStreams(dropouts)
+        self._streams = DropoutStreams(dropouts, self._rank)
         layers: dict[str, Layer] = held_layers(chain.layers, Layer)  # type: ignore[type-abstract]
         self._settings = {name: (vars(layer), settings_of(layer)) for name, layer in layers.items()}
         self.parameters = chain.parameters
@@ -410,7 +413,7 @@ class Trainer:
         loss, accuracy = Mean(), Accuracy(self.loss.ignored_class)
         labels = y.argmax(-1) if self._one_hot else y
         # Of a loss that is no mean the parts' values say nothing of the whole.
-        for part in _parts(len(x)) if self.loss.is_mean or not len(x) else [slice(0, len(x))]:
+        for part in self._parts(x, y) if self.loss.is_mean or not len(x) else [slice(0, len(x))]:
             logits, value = self._forward(x[part], y[part])
             if weight := self.loss.weight(labels[part]):
                 loss.add(value.item(), weight)
@@ -426,7 +429,7 @@ class Trainer:
         """
         x = self._samples(x)
         out = np.empty((len(x), *self.chain.output_shape(x.shape[1:])), self.parameters.dtype)
-        for part in _parts(len(x)):
+        for part in self._parts(x):
             (out[part],) = self._forward(x[part])
         return out
 
@@ -737,8 +740,25 @@ class Trainer:
         is_fused = self.loss.name == "softmax_cross_entropy" and not self.loss.settings
         return is_fused and not self.techniques.fused_loss
 
+    def _parts(self, *arrays: Array) -> list[slice]:
+        """Return the rows that are computed at once: all of them where an op needs a whole batch in evaluation, too."""
+        count = len(arrays[0])
+        starts = range(0, count, EVALUATION_BATCH)
+        parts = [slice(start, min(start + EVALUATION_BATCH, count)) for start in starts]
+        if len(parts) > 1:
+            program = self._forward_tape(*(a[parts[0]] for a in arrays)).program
+            if coupling_op(program.equations) is not None:
+                return [slice(0, count)]
+        return parts
+
     def _forward(self, *arrays: Array) -> list[Array]:
         """Return the outputs, and the loss if targets are given, in buffers that the next call overwrites."""
+        tape = self._forward_tape(*arrays)
+        with self._blas_threads(self.threads):
+            return tape(*arrays)
+
+    def _forward_tape(self, *arrays: Array) -> Tape:
+        """Return the tape of `_forward`, planned when it is first needed."""
         key = tuple((a.shape, a.dtype) for a in arrays)
         tape = self._forwards.get(key)
         if tape is None:
@@ -751,8 +771,7 @@ class Trainer:
             if len(self._forwards) >= MOST_FORWARDS:
                 self._forwards.clear()
             tape = self._forwards[key] = Tape(program, techniques=replace(self.techniques, winograd=False))
-        with self._blas_threads(self.threads):
-            return tape(*arrays)
+        return tape
 
     @contextmanager
     def _blas_threads(self, count: int) -> Iterator[None]:
@@ -846,7 +865,3 @@ def _as_rates(rates: ArrayLike) -> NDArray[np.float64]:
     if found.dtype.kind not in "iuf":
         raise ConfigurationError(f"learning rates must be finite numbers >= 0, got {rates!r}")
     return found.astype(np.float64)
-
-
-def _parts(count: int) -> Iterator[slice]:
-    return (slice(start, min(start + EVALUATION_BATCH, count)) for start in range(0, count, EVALUATION_BATCH))

@@ -217,6 +217,20 @@ def test_a_loss_that_needs_the_whole_batch_says_so() -> None:
         Trainer(Chain(Dense(6, 3)), loss, communicator=Threads(2).of(0))
 
 
+def test_another_trainer_of_the_chain_changes_no_rank() -> None:
+    x, y = np.random.default_rng(0).standard_normal((14, 6)), np.arange(14) % 3
+
+    def work(communicator: Any, beside: bool) -> Any:
+        chain = with_dropout()
+        trainer = Trainer(chain, optimizer=SGD(0.1), batch_size=14, threads=1, communicator=communicator)
+        if beside:
+            Trainer(chain)
+        trainer.train_epoch(x, y, np.arange(14))
+        return chain.parameters.vector.copy()
+
+    np.testing.assert_array_equal(*(together(2, partial(work, beside=beside)) for beside in (False, True)))
+
+
 def test_a_rank_that_there_is_none_of_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="a communicator of 2 processes has no rank 2"):
         Parallel(Threads(2).of(2))

@@ -7,17 +7,19 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from py_engine import checkpoint, cond, scan, while_loop
+from py_engine import checkpoint, cond, scan, vmap, while_loop
 from py_engine.ad import ops
 from py_engine.ad.op import Op
 from py_engine.ad.techniques import Techniques
-from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.ad.tensor import Tensor
+from py_engine.errors import ConfigurationError, ShapeError, TraceError
 from py_engine.network import (
     SGD,
     BatchNorm,
     Chain,
     Concat,
     Dense,
+    Dropout,
     Embedding,
     Flatten,
     Graph,
@@ -80,6 +82,15 @@ class Seen(Layer):
         return x
 
 
+class Counted(Seen):
+    """Adds up how many samples there were."""
+
+    def forward(self, x, parameters, training):
+        if training:
+            update(parameters["mean"], parameters["mean"] + float(len(x)))
+        return x
+
+
 class Alone:
     """A communicator of one process."""
 
@@ -108,8 +119,14 @@ def trained(chain, threads, loss="softmax_cross_entropy", techniques=SPLIT):
 
 @pytest.mark.parametrize(
     "layers",
-    [lambda: [Block()], lambda: [Block(deep=True)], lambda: [Seen()], lambda: [Seen(), BatchNorm(3)]],
-    ids=["held", "held deep", "its own state", "its own state, beside sums over the batch"],
+    [
+        lambda: [Block()],
+        lambda: [Block(deep=True)],
+        lambda: [Seen()],
+        lambda: [Seen(), BatchNorm(3)],
+        lambda: [Counted(), BatchNorm(3)],
+    ],
+    ids=["held", "held deep", "its own state", "its own state, beside sums over the batch", "a number of samples"],
 )
 def test_a_split_batch_computes_what_a_whole_one_does(layers):
     (one, of_one), (two, of_two) = (trained(Chain(*layers(), Dense(3, 2), seed=0), threads) for threads in (1, 2))
@@ -170,6 +187,9 @@ BLOCKS = {
         lambda h, _: (cond(ops.sum(ops.square(h)) > 0, f, lambda h: h, h), None), x, length=2
     )[0],
     "checkpoint": lambda x, f: checkpoint(f)(x),
+    "a checkpoint in a checkpoint": lambda x, f: checkpoint(lambda h: checkpoint(f)(f(h)))(x),
+    "vmap": lambda x, f: vmap(f, in_axes=1, out_axes=1)(x),
+    "vmap in a loop": lambda x, f: scan(lambda h, _: (vmap(f, in_axes=1, out_axes=1)(h), None), x, length=2)[0],
 }
 
 
@@ -186,7 +206,8 @@ class OfOneBlock(Layer):
 
     def forward(self, x, parameters, training):
         def by_sums(x):
-            return x - sum_of_parts(ops.sum(x, 0)) / samples_of(x)
+            mean = sum_of_parts(ops.sum(x, 0)) / samples_of(x)
+            return (x - mean) * ops.tanh(mean)
 
         return BLOCKS[self.block](x, by_sums if self.couples_batch else centred)
 
@@ -202,6 +223,87 @@ def test_what_couples_a_batch_is_seen_in_loops_and_branches(block, sums):
         np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5)
 
 
+def test_a_batch_is_whole_where_only_a_gradient_couples_it():
+    same = Op(
+        "same", ops.stop_gradient.infer, kernel=lambda x, out: np.copyto(out, x), vjp=(lambda g, y, x: centred(g),)
+    )
+
+    class Repeated(OfOneBlock):
+        def forward(self, x, parameters, training):
+            return BLOCKS[self.block](x, lambda h: same(h) * 0.9)
+
+    for block in BLOCKS:
+        (one, of_one), (two, of_two) = (
+            trained(Chain(Dense(3, 3), Repeated(block, sums=False), Dense(3, 2), seed=0), threads) for threads in (1, 2)
+        )
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6, err_msg=block)
+        for name, array in of_one.items():
+            np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5, err_msg=f"{block}: {name}")
+
+
+def test_a_normalised_block_in_a_checkpoint_is_split_as_any_other():
+    class Normalised(Block):
+        def forward(self, x, parameters, training):
+            return checkpoint(lambda h: self.held(ops.tanh(h), parameters, training))(x)
+
+    (one, of_one), (two, of_two) = (
+        trained(Chain(Dense(3, 3), Normalised(), Dense(3, 2), seed=0), threads) for threads in (1, 2)
+    )
+    np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
+    for name, array in of_one.items():
+        np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5)
+
+
+NESTED = {name: BLOCKS[name] for name in ("scan", "cond", "while_loop", "a loop in a loop")}
+NESTED["vmap"] = lambda x, f: vmap(f)(ops.stack([x, x]))[0]
+
+
+@pytest.mark.parametrize("block", NESTED)
+def test_statistics_that_a_loop_or_a_branch_would_drop_are_refused(block):
+    class Normalised(Block):
+        def forward(self, x, parameters, training):
+            return NESTED[block](x, lambda h: self.held(h, parameters, training))
+
+    chain = Chain(Dense(3, 3), Normalised(), Dense(3, 2), seed=0)
+    with pytest.raises(TraceError, match="its running statistics, inside a loop, a branch or vmap"):
+        chain(data()[0], training=True)
+    for techniques in (Techniques(), Techniques(replay=False)):
+        with pytest.raises(TraceError, match="its running statistics, inside a loop, a branch or vmap"):
+            trained(chain, 1, techniques=techniques)
+    chain(data()[0])  # without training there is nothing to keep
+
+
+def test_what_needs_a_whole_batch_in_evaluation_is_evaluated_of_all_samples(monkeypatch):
+    monkeypatch.setattr(trainer_module, "EVALUATION_BATCH", 3)
+    chain = Chain(Dense(3, 3), OfOneBlock("scan", sums=False), Dense(3, 2), seed=0)
+    x, y = data()
+    with closing(Trainer(chain, batch_size=8, threads=1)) as trainer:
+        np.testing.assert_allclose(trainer.predict(x), chain(x).numpy(), rtol=1e-5, atol=1e-6)
+        expected = losses.get("softmax_cross_entropy")(chain(x), Tensor(y)).item()
+        assert trainer.evaluate(x, y).loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_generator_for_both_parts_of_a_batch_leaves_it_whole():
+    class Drops(OfOneBlock):
+        def forward(self, x, parameters, training):
+            return BLOCKS[self.block](x, lambda h: ops.dropout(h, 0.5, self.generator)) if training else x
+
+    def found(block, threads):
+        layer = Drops(block, sums=False)
+        layer.generator = np.random.default_rng(1)
+        return trained(Chain(Dense(3, 3), layer, Dense(3, 2), seed=0), threads)[0]
+
+    for block in ("outside", "checkpoint", "vmap"):
+        np.testing.assert_allclose(found(block, 2), found(block, 1), rtol=1e-5)
+
+
+def test_dropout_keeps_no_stream_of_an_eager_loop():
+    layer = Dropout(0.5)
+    for _ in range(3):
+        scan(lambda h, _: (layer(h, {}, True), None), np.ones((2, 3)), length=2)
+    assert layer.traced is None
+
+
 @pytest.mark.parametrize("block", BLOCKS)
 def test_an_op_that_needs_a_whole_batch_is_refused_where_a_batch_is_in_parts(block):
     chain = Chain(Dense(3, 3), OfOneBlock(block, sums=False), Dense(3, 2), seed=0)
@@ -213,6 +315,11 @@ def test_an_op_that_needs_a_whole_batch_is_refused_where_a_batch_is_in_parts(blo
             trainer.train_epoch(*data())
         with pytest.raises(ConfigurationError, match=r"op 'centred' needs a whole batch, .*sample by sample"):
             trained(chain, 1, techniques=Techniques(batched=False))
+
+
+def test_processes_need_traced_steps():
+    with pytest.raises(ConfigurationError, match="with a communicator the technique replay can't be switched off"):
+        Trainer(Chain(Dense(3, 2)), batch_size=8, communicator=Alone(), techniques=Techniques(replay=False))
 
 
 def test_such_layers_are_named_and_refused_where_a_batch_is_in_parts():

@@ -744,6 +744,26 @@ def test_diagnosis_of_a_masked_program_names_the_op_and_not_the_mask():
     assert fine.diagnose() is None
 
 
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda f, x: pe.scan(lambda h, _: (f(h), None), x, length=1)[0],
+        lambda f, x: pe.cond(ops.sum(x) > 0, f, f, x),
+        lambda f, x: pe.while_loop(lambda h: ops.max(h) < 2, lambda h: f(h) + 1, x),
+        lambda f, x: pe.checkpoint(f)(x),
+        lambda f, x: pe.vmap(f)(x),
+    ],
+    ids=["scan", "cond", "while_loop", "checkpoint", "vmap"],
+)
+def test_diagnosis_takes_no_mask_in_a_loop_for_the_op(inside):
+    def masked(x):
+        return [np.log(np.exp(inside(lambda h: ops.where(h > 0, h, -np.inf), x)) - 20.0)]
+
+    tape = Tape(trace(masked, [Tensor.symbol((3,), np.float64)]))
+    tape(np.array([1.0, -1.0, 1.5]))
+    assert "op 'log'" in str(tape.diagnose())
+
+
 def test_a_graph_drops_what_no_output_needs():
     def wasteful(x):
         np.exp(x)

@@ -501,9 +501,9 @@ def test_the_condition_of_many_loops_is_not_evaluated_after_the_last_step_that_i
         np.testing.assert_array_equal(derivatives, np.ones(len(samples)))
 
 
-def test_what_draws_and_has_no_rule_is_refused_under_vmap():
+def test_what_draws_and_has_no_rule_is_refused_under_vmap(rng):
     class Draws:
-        drawing = "dropout_mask"
+        programs = (trace(lambda x: [ops.dropout(x, 0.5, rng)], [Tensor.symbol((2,), np.float64)]),)
 
     op = Op("noisy", lambda x, inside: (x.shape, x.dtype), kernel=lambda x, out, inside: np.copyto(out, x))
     with pytest.raises(

@@ -196,7 +196,7 @@ function apply(op::Op, inputs::Vector{Tensor}, attrs::Attributes=NO_ATTRS)
         requires_grad && !symbolic && (result.stamps = stamps_of(result))
         return result
     end
-    frozen = (level > 0 && now.grad_enabled) || any(is_frozen, inputs)
+    frozen = (level > 0 && now.grad_enabled) || any_frozen(inputs, attrs)
     return Tensor(data, T, dims, nothing, NO_INPUTS, frozen ? FROZEN : NO_ATTRS, false, nothing, "", now.scope, false)
 end
 
@@ -216,7 +216,7 @@ function apply_several(op::Op, inputs::Vector{Tensor}, attrs::Attributes)
     requires_grad = level > 0 && now.grad_enabled && !op.constant
     data = symbolic ? fill(nothing, length(kinds)) : compute_several(op, all_readable(inputs, op), kinds, attrs)
     kept = symbolic || requires_grad || now.trace !== nothing
-    constants = (level > 0 && now.grad_enabled) || any(is_frozen, inputs) ? FROZEN : NO_ATTRS
+    constants = (level > 0 && now.grad_enabled) || any_frozen(inputs, attrs) ? FROZEN : NO_ATTRS
     results = Tensor[
         Tensor(m, T, dims, kept ? op : nothing, kept ? inputs : NO_INPUTS, kept ? attrs : constants, requires_grad && T in FLOATS,
             nothing, "", now.scope, false) for (m, (dims, T)) in zip(data, kinds)]

@@ -195,6 +195,15 @@ captured_by(program::Program) = unique(Tensor[
     Tensor[x for x in program.outputs if x.data !== nothing && !x.literal];
     Tensor[x for e in program.equations for x in captured_by(e.attrs)]])
 
+"""Whether an op reads what is frozen, as an input or inside the programs among its attributes."""
+function any_frozen(inputs::Vector{Tensor}, attrs::Attributes)
+    any(is_frozen, inputs) && return true
+    for pair in pairs_of(attrs), program in programs_in(pair.second)
+        any(is_frozen, captured_by(program)) && return true
+    end
+    return false
+end
+
 # Dead code ------------------------------------------------------------------------------------------------------------
 
 """Drop the equations that no output needs, and results that none does."""

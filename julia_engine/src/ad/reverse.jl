@@ -323,7 +323,7 @@ function forward!(order::Vector{Tensor})
     for x in order
         op = x.op
         op === nothing && continue
-        (any(is_frozen, x.inputs) || (op.view !== nothing && op.backward! isa Joint)) && throw(ConfigurationError("forward!: " *
+        (any_frozen(x.inputs, x.attrs) || (op.view !== nothing && op.backward! isa Joint)) && throw(ConfigurationError("forward!: " *
             "$(op.name) depends on what the graph does not know how to compute again (a comparison or an order of variables, a " *
             "checkpoint, a custom rule); call the function again"))
         inputs = all_readable(x.inputs, op)

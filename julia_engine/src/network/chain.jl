@@ -96,8 +96,16 @@ function through(step, chain::Chain, x::T) where {T}
     return x
 end
 
+"""Throw a `TraceError` for a new value of a layer's state that only a loop's body knows."""
+function check_states(news::Vector{Tuple{Int,Tensor}})
+    AD.state().symbolic || all(pair -> pair[2].data !== nothing, news) || throw(TraceError("a layer gives a parameter a new value " *
+        "inside a loop, where nothing has a value yet; let the loop return it"))
+    return nothing
+end
+
 """Store new values of layers' state, unless they are symbolic."""
 function keep_state!(parameters::Parameters, news::Vector{Tuple{Int,Tensor}})
+    check_states(news)
     for (i, new) in news
         new.data === nothing || (parameters[keys(parameters)[i]] .= value(new))
     end

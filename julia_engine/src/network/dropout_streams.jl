@@ -20,6 +20,7 @@ time.
 """
 mutable struct DropoutStreams
     layers::Vector{Dropout}
+    rank::Int  # of the process: each draws other numbers
     # Of each layer before the first step was traced: another trainer of the same chain has used streams of these numbers.
     calls::Vector{Int}
     of_step::Dict{Tuple{Int,Int},Vector{Vector{Tuple{String,Generator}}}}  # for each layer, with their scopes
@@ -27,7 +28,7 @@ mutable struct DropoutStreams
     rows::Vector{Matrix{Int64}}  # for each layer of a state, as columns; where a generator draws, it has the position
     drawing::Vector{Dict{Int,Generator}}  # for each layer: the generator that draws for a row
 end
-DropoutStreams(layers::Vector{Dropout}) = DropoutStreams(layers, Int[],
+DropoutStreams(layers::Vector{Dropout}, rank::Int=0) = DropoutStreams(layers, rank, Int[],
     Dict{Tuple{Int,Int},Vector{Vector{Tuple{String,Generator}}}}(), Tuple{Int,Int}[],
     Matrix{Int64}[zeros(Int64, STREAM_NUMBERS, 0) for _ in layers],
     Dict{Int,Generator}[Dict{Int,Generator}() for _ in layers])
@@ -35,7 +36,10 @@ DropoutStreams(layers::Vector{Dropout}) = DropoutStreams(layers, Int[],
 """Forget what others have traced."""
 function forget_traced!(streams::DropoutStreams)
     isempty(streams.calls) && append!(streams.calls, calls_of(streams))
-    foreach(layer -> empty!(layer.traced), streams.layers)
+    for layer in streams.layers
+        empty!(layer.traced)
+        layer.rank = streams.rank
+    end
     return nothing
 end
 
@@ -71,6 +75,7 @@ function add_row!(streams::DropoutStreams, i::Int, step::Tuple{Int,Int}, scope::
     rows, free = streams.rows[i], rows_of(streams, i, ANY_STEP)
     if isempty(free)
         number = 1 + (isempty(rows) ? streams.calls[i] : maximum(rows[3, :]))
+        streams.layers[i].rank = streams.rank
         streams.rows[i] = hcat(rows, Int64[step..., number, new_stream(streams.layers[i], scope, number).state...])
     else
         rows[1, free[1]], rows[2, free[1]] = step

@@ -77,5 +77,5 @@ end
 
 const SUM_OF_PARTS = AD.Op("sum_of_parts", (inputs, attrs) -> (inputs[1].dims, inputs[1].eltype); forward=forward_parts,
     backward=Any[(g, y, inputs, attrs) -> sum_of_parts(g)], jvp=(t, y, inputs, attrs) -> sum_of_parts(t[1]),
-    couples_batch=true, attrs=[:meeting, :thread, :number],
+    batch=(op, count, mapped, inputs, attrs) -> sum_of_parts(inputs[1]), couples_batch=true, attrs=[:meeting, :thread, :number],
     doc="the sum over all parts of a batch that is split over threads")

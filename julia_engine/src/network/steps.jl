@@ -97,6 +97,8 @@ struct Shard{T}
     loss::Ptr{T}
     gradient::Vector{T}
     columns::Vector{Columns{T}}
+    dense::Vector{Tuple{Int,Int}}  # the segments of the gradient that are not kept by columns
+    absent::Vector{Tuple{Int,Int}}  # those that the loss of this step does not depend on: other steps may have written there
     states::Vector{Tuple{Ptr{T},Ptr{T},Int}}
     meeting::Union{Nothing,Meeting}
     large_products::Bool  # large enough for several threads of BLAS
@@ -113,7 +115,7 @@ function with_shared_products(shard::Shard{T}, threads::Int) where {T}
     shared = AD.Kernels.shared_code(T, shard.tape.code, UnitRange{Int}[instructions(T, step) for step in shard.tape.steps], threads)
     shared === nothing && return nothing
     return Shard{T}(shard.tape, shard.x, shard.y, shard.first, shard.count, shard.loss, shard.gradient, shard.columns,
-        shard.states, shard.meeting, shard.large_products, shared)
+        shard.dense, shard.absent, shard.states, shard.meeting, shard.large_products, shared)
 end
 
 """Plan a part of a batch; with `sparse`, gradients of matrices of which columns are looked up are kept as `columns`."""
@@ -133,12 +135,12 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
         return value
     end
     value, nodes = AD.@entering techniques=techniques tracing_part(() -> AD.tracing(traced_part), meeting, thread, count)
-    outputs, results, lookups = Tensor[value], Dict{Int,Any}(), Tuple{Int,Tensor,Int}[]
+    outputs, results, lookups, absent = Tensor[value], Dict{Int,Any}(), Tuple{Int,Tensor,Int}[], Tuple{Int,Int}[]
     parts = memories(trainable_part(layout), gradient)
     for i in eachindex(found)
         g = found[i]
         if g === nothing
-            clear!(gradient, layout.offsets[i] + 1, layout.offsets[i] + prod(layout.dims[i]))
+            push!(absent, (layout.offsets[i] + 1, layout.offsets[i] + prod(layout.dims[i])))
         elseif sparse && g.op === AD.EMBEDDING_GRADIENT
             push!(lookups, (i, g, length(outputs)))
             append!(outputs, g.inputs)
@@ -157,7 +159,7 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     states = Tuple{Ptr{T},Ptr{T},Int}[(Ptr{T}(address(parameters.vector)) + sizeof(T) * layout.offsets[i],
         Ptr{T}(address(tape.outputs[first_state+k])), prod(layout.dims[i])) for (k, (i, _)) in enumerate(news)]
     return Shard{T}(tape, address(tape.inputs[1]), address(tape.inputs[2]), first, count,
-        elements_of(tape.outputs[1]::Array{T,0}), gradient, columns, states, meeting,
+        elements_of(tape.outputs[1]::Array{T,0}), gradient, columns, dense_segments(layout, columns), absent, states, meeting,
         AD.Kernels.multiplications_per_call(tape.code) >= LEAST_SHARED, nothing)
 end
 
@@ -208,8 +210,17 @@ end
 
 """Gather the rows of this part of the batch that begins after `start` rows, and replay."""
 @inline function run!(shard::Shard, data::Data, start::Int)
-    gather!(shard.x, shard.y, data, start + shard.first, shard.count)
+    begin!(shard, data, start)
     AD.run!(shard.tape)
+    return nothing
+end
+
+"""Gather the rows of this part of the batch, and clear what its tape leaves as it is."""
+@inline function begin!(shard::Shard, data::Data, start::Int)
+    gather!(shard.x, shard.y, data, start + shard.first, shard.count)
+    for (a, b) in shard.absent
+        clear!(shard.gradient, a, b)
+    end
     return nothing
 end
 
@@ -218,7 +229,7 @@ What thread `k` of a team does of a whole batch whose products are shared: its p
 is between them. False when one of the threads will never come.
 """
 @inline function run!(shard::Shard{T}, shared::AD.Kernels.SharedCode{T}, data::Data, start::Int, team::Team, k::Int) where {T}
-    k == 1 && gather!(shard.x, shard.y, data, start + shard.first, shard.count)
+    k == 1 && begin!(shard, data, start)
     for j in 1:length(shared.stages)
         k == 1 && GC.@preserve shard AD.Kernels.execute_stage!(shared, j)
         j == length(shared.stages) && break
@@ -236,14 +247,17 @@ function meet_in!(team::Team, batches::Vector{<:Shard}...)
     end
 end
 
-"""Whether new states of layers depend on the part's own samples, not on sums over all parts of the batch."""
+"""Whether new states of layers may be of this part of a batch: of its samples, or of their number, and not of sums over all."""
 function keeps_of_its_samples(shard::Shard)
     program = shard.tape.program
     of_samples = Set{UInt}(objectid(x) for x in program.inputs[1:2])  # samples and targets
+    of_sums = Set{UInt}()
     for e in program.equations
-        e.op !== SUM_OF_PARTS && any(x -> objectid(x) in of_samples, e.inputs) && union!(of_samples, map(objectid, e.outputs))
+        is_sum = e.op === SUM_OF_PARTS
+        !is_sum && any(x -> objectid(x) in of_samples, e.inputs) && union!(of_samples, map(objectid, e.outputs))
+        (is_sum || any(x -> objectid(x) in of_sums, e.inputs)) && union!(of_sums, map(objectid, e.outputs))
     end
-    return any(x -> objectid(x) in of_samples, program.outputs[end-length(shard.states)+1:end])
+    return any(x -> objectid(x) in of_samples || !(objectid(x) in of_sums), program.outputs[end-length(shard.states)+1:end])
 end
 
 """Let the new states of layers take the place of the old ones."""
@@ -287,11 +301,14 @@ end)
 Record, differentiate and forget at every step, as an engine without a graph to replay does; return the loss, and the new states of
 layers, which are to be kept once the step has been made.
 """
-function eager_step!(chain::Chain, objective, x::Array, y::Array, gradient::Vector)
+function eager_step!(chain::Chain, objective, x::Array, y::Array, gradient::Vector, techniques::Techniques)
     news = Tuple{Int,Tensor}[]
-    loss = objective(applied(chain, chain.parameters.tensors, Constant(x), true, news), Constant(y))
-    seed = AD.literal(loss.eltype, 1)
-    found = no_grad(() -> gradients(Tensor[loss], Tensor[seed], trained_tensors(chain.parameters)))
+    loss, found = AD.@entering techniques=techniques begin
+        loss = objective(applied(chain, chain.parameters.tensors, Constant(x), true, news), Constant(y))
+        seed = AD.literal(loss.eltype, 1)
+        loss, no_grad(() -> gradients(Tensor[loss], Tensor[seed], trained_tensors(chain.parameters)))
+    end
+    check_states(news)
     fill!(gradient, 0)
     for (g, part) in zip(found, views(trainable_part(chain.parameters.layout), gradient))
         g === nothing || (part .= value(g))

@@ -65,7 +65,6 @@ mutable struct Trainer{T,O<:Optimizer}
     partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
     ids::Bool  # samples are token ids
     sparse::Bool  # the plans keep columns' gradients apart
-    dense::Vector{Tuple{Int,Int}}  # the segments of the vector whose gradients the plans do not keep apart
     blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
     update_seconds::Float64  # the least of an update since a plan was made
     communicator::Union{Nothing,Communicator}
@@ -101,28 +100,20 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
     couples_batch(loss) && !techniques.batched && throw(ConfigurationError("Trainer: $(loss.name) with class_weights or an " *
         "ignored_class is the mean of a whole batch by its weights: techniques.batched can't be switched off for it"))
     check_parts(chain, loss, techniques, communicator)
-    set_rank!(chain, communicator)
     n = chain.parameters.layout.trained
     # Memory as large as the parameters is first used in the first step: whoever made this trainer may still hold others.
     return Trainer{T,O}(chain, chain.parameters, chain.parameters.vector, loss, optimizer, State{T}(0, T[], T[]),
         batch_size, threads, accumulate, techniques, Team(with_team ? threads : 1),
         new_gradient(T, chain.parameters.layout), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
-        Dict{Tuple{Int,Int},Vector{Shard{T}}}(), Dict{Tuple{Int,Int},Trials}(), nothing, DropoutStreams(dropouts(chain)),
+        Dict{Tuple{Int,Int},Vector{Shard{T}}}(), Dict{Tuple{Int,Int},Trials}(), nothing,
+        DropoutStreams(dropouts(chain), communicator === nothing ? 0 : communicator.rank),
         Dict{Tuple{Int,Bool},Tape}(),
         zeros(8 * (threads + 1)), takes_ids(chain), false,
-        [(1, n)], [T[] for _ in 1:threads], Inf, communicator, couples_batch(chain) || couples_batch(loss), splits(chain))
+        [T[] for _ in 1:threads], Inf, communicator, couples_batch(chain) || couples_batch(loss), splits(chain))
 end
 
 """A gradient vector. Only what lies between tensors is cleared: a plan, or a step without one, writes or clears the rest."""
 new_gradient(::Type{T}, layout::Layout) where {T} = cleared(layout, AD.huge_pages!(Vector{T}(undef, layout.trained)))
-
-"""Let each process draw other numbers."""
-function set_rank!(chain::Chain, communicator::Union{Nothing,Communicator})
-    for layer in dropouts(chain)
-        layer.rank = communicator === nothing ? 0 : communicator.rank
-    end
-    return nothing
-end
 
 check_parts(chain::Chain, loss::Loss, techniques::Techniques, ::Nothing) = nothing
 
@@ -512,13 +503,21 @@ unordered(d::Data) = Data(d.samples, d.x, d.x_bytes, d.ids, d.y, d.y_bytes, d.cl
 function each_part(f, trainer::Trainer, data::Data, with_loss::Bool)
     before = set_blas_threads(trainer.threads)
     try
-        for first in 0:EVALUATION_BATCH:data.samples-1
-            count = min(EVALUATION_BATCH, data.samples - first)
+        at_once = evaluated_at_once(trainer, data.samples, with_loss)
+        for first in 0:at_once:data.samples-1
+            count = min(at_once, data.samples - first)
             f(forward_tape!(trainer, count, with_loss), first, count)
         end
     finally
         set_blas_threads(before)
     end
+end
+
+"""How many samples are computed at once: all of them where an op needs a whole batch in evaluation, too."""
+function evaluated_at_once(trainer::Trainer, samples::Int, with_loss::Bool)
+    samples > EVALUATION_BATCH || return EVALUATION_BATCH
+    equations = forward_tape!(trainer, EVALUATION_BATCH, with_loss).program.equations
+    return coupling_op(equations) === nothing ? EVALUATION_BATCH : samples
 end
 
 function forward_tape!(trainer::Trainer, samples::Int, with_loss::Bool)
@@ -791,7 +790,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
             end
         else
             sums = trainer.accumulate > 1 || (length(shards) > 1 && trainer.communicator === nothing)
-            for (a, b) in trainer.dense
+            for (a, b) in shards[1].dense
                 from, to = segment(a, b, team.size, k)
                 at_once = sums ? BLOCK : max(1, to - from + 1)  # a call of the update for each block counts where it is short
                 for block in from:at_once:to
@@ -842,7 +841,7 @@ end
 
 """Whether thread `k`'s segment of a gradient is finite, but for what is kept by columns."""
 function all_finite(trainer::Trainer{T}, shard::Shard{T}, threads::Int, k::Int) where {T}
-    for (a, b) in trainer.dense
+    for (a, b) in shard.dense
         from, to = segment(a, b, threads, k)
         all_finite(elements_of(shard.gradient, from), to - from + 1) || return false
     end
@@ -959,7 +958,7 @@ function plain_steps!(trainer::Trainer{T}, data::Data, losses::Ptr{Float64}, fir
                 x = Array{input_type(trainer)}(undef, trainer.input..., count)
                 y = Array{target_type(trainer)}(undef, target_size(trainer)..., count)
                 gather!(address(x), address(y), data, start, count)
-                loss, news = eager_step!(trainer.chain, objective(trainer), x, y, trainer.gradient)
+                loss, news = eager_step!(trainer.chain, objective(trainer), x, y, trainer.gradient, trainer.techniques)
             end
             unsafe_store!(losses, loss, step)
             isfinite(loss) && all_finite(trainer.gradient) || return step
@@ -1119,14 +1118,21 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
         "which each process would have a part: train it in one process"))
     coupling !== nothing && trainer.communicator !== nothing && throw(ConfigurationError("Trainer: the op $coupling needs a whole " *
         "batch, of which each process would have a part: train it in one process"))
-    # Parts of other orders would wait for each other.
-    length(shards) > 1 && (coupling !== nothing || keeps || length(orders) > 1) && (shards = make(1))
-    trainer.dense = dense_segments(trainer.parameters.layout, shards[1].columns)
+    # Parts of other orders would wait for each other; of one generator it would be chance which draws first.
+    draws = Vector{Generator}[generators(shard.tape.program.equations) for shard in shards]
+    shares = length(unique(objectid, vcat(draws...))) < sum(map(length, draws))
+    length(shards) > 1 && (shares || coupling !== nothing || keeps || length(orders) > 1) && (shards = make(1))
     trainer.update_seconds = Inf
     for block in trainer.blocks, c in shards[1].columns
         length(block) >= max(BLOCK, c.height) || resize!(block, max(BLOCK, c.height))
     end
     return shards
+end
+
+"""The generators of random numbers that ops draw from, in loops and branches, too."""
+function generators(equations::Vector{AD.Equation})
+    steps = AD.Equation[x for e in equations for x in AD.Equation[e; AD.inner_equations(e)]]
+    return unique(objectid, Generator[pair.second for e in steps for pair in AD.pairs_of(e.attrs) if pair.second isa Generator])
 end
 
 """
@@ -1159,6 +1165,7 @@ function single_shard!(trainer::Trainer{T}) where {T}
         keep_traced!(trainer.streams, ONE_BY_ONE)
         trainer.single = single
     end
+    AD.check_ready(trainer.single.tape)
     return trainer.single::Shard{T}
 end
 

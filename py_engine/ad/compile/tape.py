@@ -36,7 +36,7 @@ from py_engine.ad.compile.zero_copy import Silent, ZeroCopyCall
 from py_engine.ad.memory import aligned_zeros
 from py_engine.ad.op import CHECKS, Call, Equation, Op, Shape, described
 from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
-from py_engine.ad.program import Program, simplify
+from py_engine.ad.program import Program, inner_equations, simplify
 from py_engine.ad.reverse import topological_sort
 from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import SUMS, Techniques
@@ -379,7 +379,7 @@ class Tape:
         Returns None when every result is finite. Inputs and parameters must be those of the run in question.
         """
         # What a program reads an infinite number for, such as to mask by it, may be infinite, too.
-        infinite = {id(x) for x in self.values if isinstance(x, Literal) and np.isinf(x.item())}
+        infinite = {id(x) for x in self.values if _is_infinite(x)}
         with np.errstate(all="ignore"):
             for x in self.values:
                 if isinstance(x, Literal) or x.data is None or x.dtype.kind != "f":
@@ -392,7 +392,9 @@ class Tape:
             for step in self.instructions:
                 for call in step.calls:
                     call()
-                masked = any(id(x) in infinite for x in step.equation.inputs)
+                masked = any(id(x) in infinite for x in step.equation.inputs) or any(
+                    _is_infinite(x) for inner in inner_equations(step.equation) for x in inner.inputs
+                )
                 for out in step.outs:
                     if out.dtype.kind != "f" or np.isfinite(out).all():
                         continue
@@ -738,3 +740,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or value is Ellipsis or isinstance(value, (int, float, str, slice, np.dtype, np.generic))
+
+
+def _is_infinite(x: Tensor) -> bool:
+    return isinstance(x, Literal) and bool(np.isinf(x.item()))

@@ -312,9 +312,10 @@ class Loop:
         return len(self.results) - self.carries - self.sums
 
     @property
-    def programs(self) -> tuple[Program]:
-        """The body alone, see `programs_in`."""
-        return (self.body,)
+    def programs(self) -> list[Program]:
+        """The body, and those of the loops that compute its gradients, as far as they were made; see `programs_in`."""
+        backward = [made[0].body for (name, *_), made in self.derivatives.items() if name == self._backward.__name__]
+        return [self.body, *backward]
 
     @property
     def checks(self) -> bool:

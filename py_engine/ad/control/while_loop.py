@@ -122,9 +122,9 @@ class While:
         return len(self.steps.body.inputs) - self.steps.carries
 
     @property
-    def programs(self) -> tuple[Program, Program]:
-        """The body and the test, see `programs_in`."""
-        return self.steps.body, self.test
+    def programs(self) -> list[Program]:
+        """Those of the steps, and the test; see `programs_in`."""
+        return [*self.steps.programs, self.test]
 
     @property
     def checks(self) -> bool:
