@@ -11,8 +11,9 @@ The limit of a step is one call and, of two times, the longer one:
 - that of the *bytes* that have to move: each row of the mini-batch is read once; each trained parameter, and each
   number that the optimizer keeps for it, is read and written once. Activations, gradients and parameters that are not
   trained may stay in registers, and don't count; nor do matrices of which only rows are looked up, where the optimizer
-  allows the other rows to be updated later. The rate is the highest that was measured of reading, copying or updating
-  arrays as large as parameters and state together, or larger: the level of the caches in which they lie.
+  allows the other rows to be updated later. The rate is the highest that was measured of reading or copying arrays of
+  the largest of `SIZES` that parameters and state together fill, or of larger ones: where they lie between two sizes,
+  at the end of a cache, memory may be slower than that.
 
 Both times may pass at once, so that only the longer one counts. A step that gives the right parameters, and computes
 its products term by term in its dtype, can't be faster, however it is fused or ordered.
@@ -57,8 +58,10 @@ from py_engine.network.steps import trace_step
 OURS, FEWEST = ("numpy", "julia"), 1 / 4
 """Engines of which it is known that they leave out no more multiplications than this part, by Winograd's algorithm."""
 
-SIZES = tuple(2**power for power in range(14, 27, 2))
-"""Bytes of the arrays, of all threads together, whose bandwidth can be measured: 16 KiB to 64 MiB."""
+SIZES = tuple(2**power for power in (14, 16, 18, 20, 22, 24, 25, 26, 27))
+"""Bytes of the arrays, of all threads together, whose bandwidth can be measured: 16 KiB to 128 MiB.
+
+The largest caches end between the last ones, which are nearer each other for that."""
 
 PRODUCTS = (128, 256, 512, 768, 1024)
 """Rows and columns of the matrices that are multiplied."""
@@ -197,7 +200,7 @@ class Rates:
         )
 
     def bandwidth(self, size: int) -> float:
-        """Bytes a second of arrays of `size` bytes in all, or more."""
+        """Bytes a second of arrays of the largest measured size that `size` bytes fill, or of a larger one."""
         from_here = max((n for n in self.bytes_per_second if n <= size), default=min(self.bytes_per_second))
         return max(rate for n, rate in self.bytes_per_second.items() if n >= from_here)
 

@@ -16,9 +16,9 @@ that was slow at first.
 Start-up is what `build` and the first step take, once the engine is imported and its runtime has started, whose seconds
 are counted apart. Memory is the peak from `build`, when the session before was closed, until the steps are steady, over
 the level before the first one: what freed memory the process keeps from sizes before counts, and what it took to find
-out what their calls cost does not. An engine that can say what the calls of a step cost (`Costed`) is asked for the
-most expensive one, and for what its threads do. Before and after, the machine itself is measured (`roofline`); the best
-of both gives the limit of each step, and of that call.
+out what their calls cost does not. An engine that can say what the calls of a step cost (`Costed`) is asked for
+that, and for what its threads do. Before and after, the machine itself is measured (`roofline`); the best of both gives
+the limit of each step, and of the most expensive calls.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from experiments.measures.race import failing
 from experiments.measures.task import Assignment, Parts, RunError, Task, Watcher
 from experiments.run_arrays import RunArrays
 from experiments.slots import rotated
+from py_engine.network.trainer import UPDATE
 
 if TYPE_CHECKING:
     from experiments.papers import Paper, Runs
@@ -67,7 +68,7 @@ BASE, COMPARED = "torch", 5
 MOST_DEVIATION = 1e-3
 """By how much a loss may differ from PyTorch's in float32; see `compared`.
 
-Most differences that were measured are 1e-7, the largest 3e-4 (MLP of 4,096 units). But Adam's first steps change every
+Most differences that were measured are 1e-7, the largest 9e-4 (MLP of 4,096 units). But Adam's first steps change every
 parameter by about the learning rate, so that a rounded gradient near zero may turn a whole step, and where two places
 of a max-pool differ by roundings only the gradient takes another way, which of a single sample may be seen in the loss.
 """
@@ -77,13 +78,16 @@ and more. Above the highest rate, the machine is measured again at most so often
 
 FACTS = (
     *("first", "start_seconds", "memory_bytes", "import_seconds", "level_bytes"),
-    *("kernel", "kernel_share", "kernel_limit_share", "rest_share", "threads_in_step", "loss_deviation", "missing"),
+    *("kernel", "kernel_share", "kernel_limit_share", "kernels", "rest_share", "threads_in_step", "loss_deviation"),
+    "missing",
 )
 """What the tidy table has of an engine, a network and a size of mini-batch, beside its rounds."""
-_TEXTS = ("kernel", "threads_in_step", "missing")
+_OTHERS = ("kernel", "kernels", "threads_in_step", "missing")
 RATES = ("products_flops", "moved_bytes", "flops_per_second", "bytes_per_second")
 """What a limit follows from: the work of a step, and the rates of the machine."""
 LIMITS = ("limit_microseconds", "limited_by", *RATES)
+KERNELS = 4
+"""How many of a step's ops a record names."""
 
 
 class GaveUpError(RunError):
@@ -160,7 +164,7 @@ def run(given: Assignment) -> Parts:
                         blas[name] = workers[name].linear_algebra()
                         # Of the ops and of most updates the least seconds count, so those of the fastest round, too.
                         step = min(row["microseconds_per_step"] for row in own) / 1e6
-                        about |= slowest(workers[name].costs(), step)
+                        about |= ops_of(workers[name].costs(), step)
                         about["threads_in_step"] = workers[name].threads_in_step() or None
                         workers[name].pause()
             yield {"sizes": rows, "blas": blas, "failures": failures}
@@ -318,12 +322,12 @@ def in_round(
             yield {"engine": name, "batch": task.batch_size, "round": number, **step}
 
 
-def slowest(costs: Sequence[tuple[str, str, float, int, int]], step: float) -> dict[str, Any]:
-    """The op of a layer that takes most of a step, all its calls together, or the update; nothing without costs.
+def ops_of(costs: Sequence[tuple[str, str, float, int, int]], step: float) -> dict[str, Any]:
+    """What the ops of a step take, the most expensive first, and what is left; nothing without costs.
 
-    `step` is the least that was measured, since costs are the least of several repeats.
-    `rest_share` is what neither ops nor the update account for: gathering rows, looking for NaN, and what threads wait
-    for. `calls` are the bytes and operations of each call.
+    An op of a layer counts with all its calls together, and the update as one. `step` is the least that was measured,
+    since costs are the least of several repeats. `rest_share` is what neither ops nor the update account for: gathering
+    rows, looking for NaN, and what threads wait for. `calls` are the bytes and operations of each call.
     """
     by_op: dict[tuple[str, str], list[tuple[float, int, int]]] = {}
     for op, layer, seconds, moved, flops in costs:
@@ -331,31 +335,69 @@ def slowest(costs: Sequence[tuple[str, str, float, int, int]], step: float) -> d
     if not by_op:
         return {}
     spent = {key: sum(seconds for seconds, *_ in calls) for key, calls in by_op.items()}
-    (op, layer), most = max(spent.items(), key=lambda item: item[1])
     whole = max(step, sum(spent.values()))
     return {
-        "kernel": f"{op} of {layer}" if layer else op,
-        "kernel_share": most / whole,
         "rest_share": 1 - sum(spent.values()) / whole,
-        "kernel_seconds": most,
-        "calls": [(moved, flops) for _, moved, flops in by_op[op, layer]],
+        "ops": [
+            {
+                "kernel": f"{op} of {layer}" if layer else op,
+                "share": seconds / whole,
+                "seconds": seconds,
+                "calls": [(moved, flops) for _, moved, flops in by_op[op, layer]],
+            }
+            for (op, layer), seconds in sorted(spent.items(), key=lambda item: -item[1])
+        ],
     }
 
 
 def _against(about: Mapping[str, Any], rates: roofline.Rates) -> dict[str, Any]:
-    """What is known of an engine, with the share of its slowest op's time that the machine would need for it.
+    """What is known of an engine, with the share of its ops' time that the machine would need for them.
 
-    That is for each call the longer of two times: of its operations at the highest rate of arithmetic, and of its bytes
-    at the highest rate of memory for half as many, which is what they take if each is read and written in place.
+    `kernel` is the op that takes most; `kernels` are the `KERNELS` from which most could be gained.
     """
-    if "kernel" not in about:
+    if "ops" not in about:
         return dict(about)
-    found = {name: value for name, value in about.items() if name != "calls"}
-    least = sum(
-        max(flops / rates.flops_per_second, moved / rates.bandwidth(moved // 2)) for moved, flops in about["calls"]
+    found = {name: value for name, value in about.items() if name != "ops"}
+    most, *_ = about["ops"]
+    moved, flops = (sum(numbers) for numbers in zip(*most["calls"], strict=True))
+    ops = [
+        {"kernel": op["kernel"], "share": op["share"], "limit_share": least(op, rates) / op["seconds"]}
+        for op in about["ops"]
+    ]
+    found |= {"kernel": most["kernel"], "kernel_share": most["share"], "kernel_limit_share": ops[0]["limit_share"]}
+    found |= {"kernel_seconds": most["seconds"], "flops": flops, "moved": moved}
+    return {**found, "kernels": sorted(ops, key=gain, reverse=True)[:KERNELS]}
+
+
+def least(op: Mapping[str, Any], rates: roofline.Rates) -> float:
+    """The seconds that the machine needs for the calls of an op: of each the longer of two times.
+
+    That of its operations at the highest rate of arithmetic, and that of its bytes at the highest rate of memory of as
+    many; of the update's of half as many, which it reads and writes in place.
+    """
+    held = 2 if op["kernel"] == UPDATE else 1
+    return sum(
+        max(flops / rates.flops_per_second, moved / rates.bandwidth(moved // held)) for moved, flops in op["calls"]
     )
-    moved, flops = (sum(numbers) for numbers in zip(*about["calls"], strict=True))
-    return {**found, "flops": flops, "moved": moved, "kernel_limit_share": least / about["kernel_seconds"]}
+
+
+def gain(op: Mapping[str, Any]) -> float:
+    """Which share of a step would be saved if one of its ops were at its limit."""
+    return float(op["share"] * max(0.0, 1 - op["limit_share"]))
+
+
+def as_text(kernels: Sequence[Mapping[str, Any]]) -> str:
+    """Ops of a step as one cell of a table; `as_kernels` reads it."""
+    return "; ".join(f"{op['kernel']} {op['share']:.4f} {op['limit_share']:.4f}" for op in kernels)
+
+
+def as_kernels(text: str) -> list[dict[str, Any]]:
+    """The ops that `as_text` wrote."""
+    found = []
+    for part in text.split("; ") if text else ():
+        name, share, limit_share = part.rsplit(" ", 2)
+        found.append({"kernel": name, "share": float(share), "limit_share": float(limit_share)})
+    return found
 
 
 def rows_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -368,6 +410,7 @@ def rows_of(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         limit = record.get("limits", {}).get(str(row["batch"]), {})
         about = facts.get((row["engine"], row["batch"]), {})
         known = {name: about.get(name) for name in FACTS} | {name: limit.get(name) for name in LIMITS}
+        known["kernels"] = as_text(about["kernels"]) if "kernels" in about else None
         yield {**network, "label": record["entrants"].get(row["engine"], {}).get("label"), **row, **known}
 
 
@@ -431,14 +474,15 @@ MEASURE = Measure(
             {
                 **{"engine": "text", "batch": "count", "round": "count", "microseconds_per_step": "positive"},
                 # Its tidy rows have these.
-                **dict.fromkeys(("family?", "kernel?", "threads_in_step?", "limited_by?"), "text?"),
+                **dict.fromkeys(("family?", "kernel?", "kernels?", "threads_in_step?", "limited_by?"), "text?"),
             }
         ],
         "facts": [
             {
                 **{"engine": "text", "batch": "count"},
                 **{"kernel?": "text", "threads_in_step?": "text?", "missing?": "text"},
-                **dict.fromkeys((f"{name}?" for name in FACTS if name not in _TEXTS), "number?"),
+                "kernels?": [{"kernel": "text", "share": "number", "limit_share": "number"}],
+                **dict.fromkeys((f"{name}?" for name in FACTS if name not in _OTHERS), "number?"),
             }
         ],
         "limits": {"*": roofline.FORM},
@@ -464,5 +508,8 @@ MEASURE = Measure(
     ),
     records=rows_of,
     later=True,
-    later_columns=("import_seconds", "level_bytes", "threads_in_step", "rest_share", "loss_deviation", *RATES),
+    later_columns=(
+        *("import_seconds", "level_bytes", "threads_in_step", "kernels", "rest_share", "loss_deviation"),
+        *RATES,
+    ),
 )

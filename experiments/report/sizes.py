@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.formats import MISSING, counted, fixed, power_of_ten, scientific, share, significant
-from experiments.measures.sizes import COMPILED, MOST_DEVIATION, PEERS
+from experiments.measures.sizes import COMPILED, KERNELS, MOST_DEVIATION, PEERS, as_kernels, as_text, gain
 from experiments.report import figures as drawing
 from experiments.report import row_helpers, style
 from experiments.report.comparisons import LETTERS, described
@@ -83,7 +83,7 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
     if engine not in medians:
         return found
     of_engine = rows[rows["engine"] == engine].iloc[0]
-    found |= {name: of_engine[name] for name in ("kernel", "kernel_share", *OF_KERNEL, "threads_in_step")}
+    found |= {name: of_engine[name] for name in ("kernel", "kernel_share", "kernels", *OF_KERNEL, "threads_in_step")}
     found |= {"step_us": float(medians[engine]), "limit_share": row_helpers.or_none(limit / medians[engine])}
     if found["peer"]:
         peer = steps[found["peer"]]
@@ -130,7 +130,11 @@ def sizes(view: View) -> Table:
         (
             *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in timed for name in STEP)),
             *(f"{engine}_{name}" for engine in TARGETS for name in per_engine),
-            *(f"{engine}_{name}" for engine in TARGETS for name in ("kernel_share", *OF_KERNEL, "threads_in_step")),
+            *(
+                f"{engine}_{name}"
+                for engine in TARGETS
+                for name in ("kernel_share", "kernels", *OF_KERNEL, "threads_in_step")
+            ),
         ),
         [
             column("limit [µs]", "limit_us", significant),
@@ -233,39 +237,81 @@ def _named(view: View, row: Row) -> str:
 
 @producer
 def sizes_held(view: View) -> Table:
-    """The steps that are above their bound, each with the op that takes most of it."""
+    """The steps that are above their bound, each with the ops that hold it."""
     rows = [
-        {**about, "engine": view.label(engine), **found, **origin(view)}
+        {**about, "engine": view.label(engine), **found, **held(found), **origin(view)}
         for about, by_engine in verdicts(view)
         for engine, found in by_engine.items()
         if found.get("within") is False
     ]
+    short = sum(row["gained"] < row["too_long"] for row in rows if row["gained"] is not None)
     return table_of_points(
         view,
-        ("engine", "to_bound", "ratio", "threads_in_step", "kernel", "kernel_share", *OF_KERNEL),
+        ("engine", "to_bound", "too_long", "ratio", "threads_in_step", "held_by", "gained", *OF_KERNEL),
         [
             column("engine", "engine", align="left"),
             column("of its bound", "to_bound", fixed),
+            column("too long by", "too_long", share),
             column("of the peer's step", "ratio", fixed),
             column("its threads", "threads_in_step", align="left"),
-            column("op", "kernel", align="left"),
-            column("of the step", "kernel_share", share),
-            Column("of its limit", _of_its_limit),
+            Column("ops, of the step (of their limit)", _ops, align="left"),
+            column("which could save", "gained", share),
             column("rest", "rest_share", share),
         ],
         rows,
         [
-            "Of its bound: how many times as long the step takes as it may, the median over the rounds. "
-            "The op that takes most of the step, or the update, with its part of the step, and the share of its time "
-            "that the machine would need for its operations and bytes. Fused ops count as one, with what all of them "
-            "do. All are timed as they run, beside those of the other threads. An op at its limit is as fast as the "
-            "highest rate that was measured of this machine, or faster by less than such rates vary. The rest of a "
-            "step is gathering rows, looking for NaN and waiting; runs from before it was recorded have no share of "
-            "the limit."
-            if rows
-            else _none_above(view)
-        ],
+            "Of its bound: how many times as long the step takes as it may, the median over the rounds. Too long by: "
+            "the share of the step that is beyond the bound.",
+            "The ops that hold it are those from which most could be saved, until that is enough: one of a layer with "
+            "all its calls, or the update. Each has its part of the step and, in brackets, the share of its time that "
+            "the machine would need for its operations and bytes; the rest could be saved. An op at its limit is as "
+            "fast as the highest rate that was measured of this machine, or faster by less than such rates vary. Of "
+            "runs from before this was recorded the op is named that takes most.",
+            "Fused ops count as one, of the layer of the last of them: the product of a convolution that its pool is "
+            "fused with is of the pool. All are timed as they run, beside those of the other threads. The rest of a "
+            "step is gathering rows, looking for NaN and waiting.",
+            *(
+                [f"In {short} of {len(rows)} rows the ops that are named, at most {KERNELS}, could not save enough."]
+                if short
+                else []
+            ),
+        ]
+        if rows
+        else [_none_above(view)],
     )
+
+
+def held(found: Row) -> Row:
+    """What holds a step that is above its bound: `held_by`, as text, and which share of it that could save."""
+    too_long = 1 - 1 / found["to_bound"]
+    if empty(found.get("kernels")):
+        return {"too_long": too_long, "held_by": found.get("kernel"), "gained": None}
+    named: list[Row] = []
+    for op in as_kernels(found["kernels"]):
+        if sum(map(gain, named)) < too_long and gain(op) > 0:
+            named.append(op)
+    return {"too_long": too_long, "held_by": as_text(named), "gained": sum(map(gain, named)), "ops": named}
+
+
+def _ops(row: Row) -> str:
+    """The ops that hold a step, with their shares of it and of their limits.
+
+    Rows without a rest are of earlier runs, which took the operations of other ops for those of this one.
+    """
+    if "ops" not in row:
+        if empty(row["kernel"]):
+            return MISSING
+        known = not empty(row["rest_share"]) and not empty(row["kernel_limit_share"])
+        limit = f" ({_of_limit(row['kernel_limit_share'])})" if known else ""
+        return f"{row['kernel']} {share(row['kernel_share'])}{limit}"
+    return (
+        ", ".join(f"{op['kernel']} {share(op['share'])} ({_of_limit(op['limit_share'])})" for op in row["ops"])
+        or "none: all are at their limits"
+    )
+
+
+def _of_limit(part: float) -> str:
+    return AT_LIMIT if part >= 1 else share(part)
 
 
 def _none_above(view: View) -> str:
@@ -277,16 +323,6 @@ def _none_above(view: View) -> str:
     if judged < len(known):
         return f"No step is above its bound, as far as is known: of {len(known)} {len(known) - judged} are undecided."
     return "Every step is within its bound."
-
-
-def _of_its_limit(row: Row) -> str:
-    """The share of its limit of the op that takes most of a step.
-
-    Rows without a rest are of earlier runs, which took the operations of other ops for those of this one.
-    """
-    if empty(row["rest_share"]) or empty(row["kernel_limit_share"]):
-        return MISSING
-    return AT_LIMIT if row["kernel_limit_share"] >= 1 else share(row["kernel_limit_share"])
 
 
 @producer

@@ -403,8 +403,9 @@ def sizes_limits(view: View) -> Table:
         notes=(
             "The limit of a step is the longer of two times, plus one call: that of its products at the highest rate "
             "of this machine, and that of moving the parameters, the optimizer's state and the mini-batch (no "
-            "rows of an embedding that may be updated later) at the "
-            "bandwidth of the level of memory in which they lie. Beside each limit is which of the two it is. A step "
+            "rows of an embedding that may be updated later) at the highest bandwidth that was measured of arrays as "
+            "large, rounded down, or larger. Products with rows that are looked up in a table are not counted, so that "
+            "the limit of a text network is low. Beside each limit is which of the two it is. A step "
             "may take less where an engine puts off the update of an embedding's rows that a mini-batch does not look "
             "up.",
             "Products: multiplications and additions of a sample, and the rate. Moved: the bytes of a step with the "

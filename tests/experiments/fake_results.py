@@ -192,6 +192,7 @@ def _add_size(found: Rows, base: dict[str, Any], engines: tuple[str, ...], place
                 **{"first": 1 if batch == 1 else None, "start_seconds": 2.5, "memory_bytes": 1e6 * batch},
                 **{"import_seconds": 1.5, "level_bytes": 2e8},
                 **{"kernel": "matmul of dense1", "kernel_share": 0.6, "kernel_limit_share": 0.4},
+                "kernels": "matmul of dense1 0.6 0.4; relu of dense1 0.2 0.1; sums and update 0.1 1.1",
                 **{"rest_share": 0.1, "loss_deviation": None if engine == "torch" else 2e-6 * (1 + place)},
                 **{"limit_microseconds": limit, "limited_by": "products", "batch": batch},
             }
