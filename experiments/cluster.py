@@ -203,6 +203,8 @@ def run_here(job: Job, name: str, sources_digest: str, data_digest: str) -> tupl
             sweep = Sweep(*_spooled(), datasets=_DATASETS)
             found = sweep.load(job.paper, silent)
         if found.digest != data_digest:
+            with _LOCK:
+                _DATASETS.clear()  # the next job looks again
             raise ClusterError(
                 f"{host} has other data of {found.name} ({found.source}) than the client: name a folder with the same "
                 "in TWINGRAD_DATA there"

@@ -150,5 +150,6 @@ class RunArrays:
         try:
             np.save(path, np.ascontiguousarray(array), allow_pickle=False)
         except OSError as error:
+            path.unlink(missing_ok=True)  # another run would take it for whole
             raise ResultsError(explain(error, path)) from error
         return path

@@ -60,7 +60,13 @@ class Slot:
             watched = self.memory is not None and not self._watching
             self._watching = self._watching or watched
         if watched:
-            threading.Thread(target=self._watch, name="memory", daemon=True).start()
+            try:
+                threading.Thread(target=self._watch, name="memory", daemon=True).start()
+            except BaseException:  # without a watcher there is no limit
+                with self._lock:
+                    self._watching = False
+                worker.close()
+                raise
         if stopped:
             worker.close()
             raise WorkerError(f"the worker of engine {engine} was stopped")

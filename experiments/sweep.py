@@ -387,8 +387,8 @@ class Sweep:
         """Prepare the engines that were not yet; whether there were any."""
         missing = [name for name in dict.fromkeys(names) if name not in self._prepared]
         for name in missing:
-            self._prepared.add(name)
             engines.get(name).prepare()
+            self._prepared.add(name)
         return bool(missing)
 
 

@@ -294,6 +294,24 @@ end
     end
 end
 
+@testset "sizes and types of what a layer gives are checked: replay $(techniques.replay), batched $(techniques.batched)" for techniques in
+        (Techniques(), Techniques(replay=false), Techniques(batched=false))
+    x, y = randn(MersenneTwister(1), 3, 8), repeat([1, 2], 4)
+    for (value, said) in ((x -> sum(x), "expected a new value of size (3, 4)"), (x -> AD.astype(x[:, 1:4], Float32), "expected a new value of Float64"))
+        techniques.batched || continue  # one sample has no four
+        chain = Chain(Dense(3 => 3), OfSize((x, p) -> (p["w"] = AD.stop_gradient(value(x)); x), false, [3, 4]), Dense(3 => 2); dtype=Float64)
+        before = copy(chain.parameters.vector)
+        @test occursin(said, message_of(() -> chain(x; training=true)))
+        @test occursin(said, message_of(() -> train_epoch!(Trainer(chain; batch_size=8, threads=1, techniques=techniques), x, y)))
+        @test chain.parameters.vector == before
+    end
+    shorter = Chain(Dense(3 => 3), Applies(x -> sum(x; dims=1)); dtype=Float64)
+    @test occursin("output_size says samples of size (3,), forward gave (1,)",
+        message_of(() -> predict(Trainer(shorter; loss="mean_squared_error", threads=1), x)))
+    narrower = Chain(Dense(3 => 3), Applies(x -> AD.astype(x, Float32)); dtype=Float64)
+    @test occursin("what it gives is of Float32", message_of(() -> predict(Trainer(narrower; threads=1), x)))
+end
+
 @testset "a state that only a loop's body knows is refused" begin
     drops(x, p) = scan((h, t) -> (p["w"] = h .* t; (h, nothing)), x, [1.0, 2.0])[1]
     for run in (chain -> chain(randn(3, 4); training=true),

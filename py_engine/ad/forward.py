@@ -90,7 +90,7 @@ def _push_several(node: Node, given: Tangents, tangents: dict[int, Tensor]) -> N
     for i, t in enumerate(found):
         x = node.known(i)
         if t is not None and x is not None and id(x) not in tangents:
-            tangents[id(x)] = t
+            tangents[id(x)] = _checked(t, x)
 
 
 def _missing_rule(node: Tensor | Node) -> NotDifferentiableError:

@@ -200,6 +200,8 @@ class Op:
     pull: Pullback = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.several and isinstance(self.vjp, tuple):
+            raise ValueError(f"{self.name}: an op with several results needs one vjp that takes all their cotangents")
         object.__setattr__(self, "alike", self.infer in (infer_float, infer_real, infer_elementwise, infer_number))
         object.__setattr__(self, "nin", self.kernel.nin if isinstance(self.kernel, np.ufunc) else 0)
         object.__setattr__(self, "pull", _pullback(self.vjp))
@@ -250,6 +252,8 @@ class Op:
         if symbolic:
             result.data = None
         elif self.kernel is not None:
+            if self.accepts is not None and not self.nin:  # numpy's own functions take all
+                arrays = self._accepted(arrays, attrs)
             if attrs:
                 result.data = out = _empty(shape, dtype)
                 self.kernel(*arrays, out, **attrs)
@@ -307,6 +311,11 @@ class Op:
             mutation.note_given(inputs)
         return tuple([node.result(i) for i in range(len(kinds))])
 
+    def _accepted(self, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Any]:
+        """Return these arrays in layouts that the op takes: themselves, or copies in C order."""
+        assert self.accepts is not None
+        return [a if self.accepts(a, **attrs) else np.ascontiguousarray(a).reshape(a.shape) for a in arrays]
+
     def compute(
         self, arrays: Sequence[Any], kinds: Sequence[tuple[Shape, Any]], attrs: Mapping[str, Any]
     ) -> Sequence[Array]:
@@ -314,6 +323,8 @@ class Op:
         if self.view is not None:
             found = self.view(*arrays, **attrs)
             return found if self.several else (found,)
+        if self.accepts is not None and not self.nin:
+            arrays = self._accepted(arrays, attrs)
         outs = [_empty(shape, dtype) for shape, dtype in kinds]
         if self.kernel is not None:
             self.kernel(*arrays, *outs, **attrs)

@@ -84,7 +84,7 @@ def programs_in(attrs: Mapping[str, Any]) -> list[Program]:
 def inner_equations(equation: Equation) -> Iterator[Equation]:
     """Yield the equations inside an equation, to any depth: a loop's body, or the op that `vmap` applies by samples."""
     inside = [inner for program in programs_in(equation.attrs) for inner in program.equations]
-    if isinstance(op := equation.attrs.get("op"), Op):
+    if isinstance(op := equation.attrs.get("op"), Op) and "mapped" in equation.attrs:
         inside.append(replace(equation, op=op, attrs=dict(equation.attrs["attrs"])))
     for inner in inside:
         yield inner

@@ -8,7 +8,7 @@ stream which step it belongs to: a resumed training may make its steps in anothe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,11 +63,19 @@ class DropoutStreams:
             layer.traced, layer.rank = [], self._rank
         try:
             yield
+            self._leave(step)
             self._of_step[step] = {name: layer.traced or [] for name, layer in self.layers.items()}
         finally:
             for layer in self.layers.values():
                 layer.traced = None
         self._resume(step)
+
+    def _leave(self, step: Step) -> None:
+        """Keep where the streams of a step are that is traced once more: its new copies go on from there."""
+        for name, drawing in self._drawing.items():
+            for row in set(self._rows_of(name, digest(step))) & drawing.keys():
+                self._rows[name][row, -WORDS:] = _words(drawing.pop(row))
+        self._trained.discard(step)
 
     def train(self, step: Step) -> None:
         """Let the streams of this step be in the state from now on; those that are not yet begin.
@@ -84,9 +92,11 @@ class DropoutStreams:
         self._resume(step)
 
     @contextmanager
-    def unchanged(self) -> Iterator[list[Any]]:
-        """Put all streams back in the end: the block's variable holds where they were, and may be cleared."""
+    def unchanged(self, others: Iterable[np.random.Generator] = ()) -> Iterator[list[Any]]:
+        """Put all streams, and other generators, back in the end: the block's variable holds where they were, and may
+        be cleared."""
         found = [stream.bit_generator for step in self._of_step.values() for of in step.values() for _, stream in of]
+        found += [generator.bit_generator for generator in others]
         before = [(bits, bits.state) for bits in found]
         try:
             yield before

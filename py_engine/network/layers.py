@@ -22,7 +22,7 @@ from py_engine.ad.op import here
 from py_engine.ad.ops.arguments import is_real, is_whole
 from py_engine.ad.state import STATE, collecting
 from py_engine.ad.tensor import Tensor
-from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError
 from py_engine.network import recurrence
 from py_engine.network.initialisers import InitialiserLike, ParameterSpec, resolve, stream
 from py_engine.network.recurrence import Recurrence
@@ -96,8 +96,13 @@ class Layer(ABC):
 
     def __call__(self, x: Tensor, parameters: Tensors, training: bool = False) -> Tensor:
         """Compute the output for a batch `x` (N, ...). Raises `ShapeError` if its samples don't fit."""
-        self.output_shape(x.shape[1:])
-        return self.forward(x, parameters, training)
+        expected = self.output_shape(x.shape[1:])
+        y = self.forward(x, parameters, training)
+        if y.shape[1:] != tuple(expected):
+            raise ShapeError(
+                f"{here(repr(self))}: output_shape says samples of shape {tuple(expected)}, forward gave {y.shape[1:]}"
+            )
+        return y
 
     def merged_shape(self, shapes: Sequence[Shape]) -> Shape:
         """The shape of a sample that the layer's inputs make together; a layer that joins several overrides it.
@@ -127,7 +132,7 @@ class Layer(ABC):
             value = getattr(self, name, argument.default)
             if argument.kind is argument.VAR_POSITIONAL:
                 shown += [repr(item) for item in value]
-            elif name != "self" and value != argument.default:
+            elif name != "self" and _differs(value, argument.default):
                 shown.append(repr(value) if argument.default is argument.empty else f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -144,11 +149,20 @@ class Layer(ABC):
         return value
 
     def _initialiser(self, name: str, value: InitialiserLike) -> InitialiserLike:
+        if isinstance(value, Mapping):
+            value = dict(value)  # a copy of the layer has one of its own
         try:
             resolve(value)
         except ConfigurationError as error:
             raise ConfigurationError(f"{type(self).__name__}: {name}: {error}") from None
         return value
+
+
+def _differs(value: Any, default: Any) -> bool:
+    """Whether an argument is another than its default: of arrays, whether it is another object."""
+    if isinstance(value, np.ndarray) or isinstance(default, np.ndarray):
+        return value is not default
+    return bool(value != default)
 
 
 class Dense(Layer, op="dense"):
@@ -522,8 +536,16 @@ def update(parameter: Tensor, value: Tensor) -> None:
 
     Eagerly that happens at once. A trainer collects the updates and makes them part of its step; in a function
     that anything else compiles, they are left out. See `latest`.
+
+    Raises:
+        ShapeError, DTypeError: the value is of another shape or dtype.
     """
-    state.update(parameter, ops.stop_gradient(value))
+    new = ops.stop_gradient(value)
+    if new.shape != parameter.shape:
+        raise ShapeError(f"update: expected a value of shape {parameter.shape}, actual {new.shape}")
+    if new.dtype != parameter.dtype:
+        raise DTypeError(f"update: expected a value of {parameter.dtype}, actual {new.dtype}")
+    state.update(parameter, new)
 
 
 def latest(parameter: Tensor) -> Tensor:

@@ -29,10 +29,11 @@ Shape = tuple[int, ...]
 class Loss:
     """One row of the table: called with a model's outputs and prepared targets, it gives the scalar loss.
 
-    `prepare(outputs_shape, targets, dtype)` checks targets and turns them into what the loss takes; it raises
-    `LabelError`. `counts_answers` says whether `metrics.accuracy` means something beside this loss. `settings` are
-    those that were given, by name; see `get`. `is_mean` says whether it is a mean over the targets, so that the loss of
-    a batch is that of its parts, weighted by their sizes: only then threads or processes compute parts of a batch.
+    `prepare(outputs_shape, targets, dtype, **settings)` checks targets and turns them into what the loss takes, an
+    array with a row for each; it raises `LabelError`. `counts_answers` says whether `metrics.accuracy` means something
+    beside this loss. `settings` are those that were given, by name; see `get`. `is_mean` says whether it is a mean over
+    the targets, so that the loss of a batch is that of its parts, weighted by their sizes: only then threads or
+    processes compute parts of a batch.
     """
 
     name: str
@@ -49,7 +50,8 @@ class Loss:
     @property
     def couples_batch(self) -> bool:
         """Whether its mean is by the weights of a whole batch's targets, not by their number."""
-        return "class_weights" in self.settings or "ignored_class" in self.settings
+        weighs = not {"class_weights", "ignored_class"}.isdisjoint(self.settings)
+        return weighs and self.function is _softmax_cross_entropy
 
     @property
     def ignored_class(self) -> int | None:
@@ -161,7 +163,14 @@ def check_targets(
     ignored, or that are not as many as the outputs.
     """
     found = get(loss)
-    return found.prepare(outputs_shape, np.asarray(targets), np.dtype(dtype), **found.settings)
+    given = np.asarray(targets)
+    prepared = found.prepare(outputs_shape, given, np.dtype(dtype), **found.settings)
+    if not isinstance(prepared, np.ndarray) or prepared.shape[:1] != given.shape[:1]:
+        kind = f"shape {prepared.shape}" if isinstance(prepared, np.ndarray) else type(prepared).__name__
+        raise LabelError(
+            f"{found.name}: of targets of shape {given.shape} prepare made {kind}, not an array of as many"
+        )
+    return prepared
 
 
 def _classes(

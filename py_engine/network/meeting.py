@@ -120,7 +120,7 @@ def samples_of(x: Tensor) -> int:
 
 def meets(attrs: Mapping[str, Any]) -> bool:
     """Whether an op with these attributes is a sum over all parts of a batch."""
-    return "meeting" in attrs
+    return isinstance(attrs.get("meeting"), Meeting)
 
 
 def sums(attrs: Sequence[Mapping[str, Any]]) -> list[int]:

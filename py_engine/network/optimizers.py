@@ -121,6 +121,8 @@ class Optimizer(ABC):
         self.clip_norm = clip_norm
         self.clip_value = clip_value
         self.steps = 0
+        self.binding: object = None
+        """Another object whenever the state begins anew, see `bind`."""
         self._vector: Vector | None = None
         self._cuts: set[int] = set()
         self._gradient: Vector | None = None
@@ -169,11 +171,16 @@ class Optimizer(ABC):
                 f"actual shape {vector.shape}, dtype {vector.dtype}"
             )
         self.steps = 0
+        self.binding = object()
         self._vector = vector
         self._cuts = {cut for cut in cuts if 0 < cut < vector.size}
         self._gradient = None
         self._cut_by = Trials([])
         self._state = {name: _zeros(vector, team) for name in self.state_names}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: blocks are views of the vectors, and are cut anew."""
+        return {**self.__dict__, "_gradient": None, "_cut_by": Trials([])}
 
     def step(self, vector: Vector, gradient: Vector, team: Team | None = None, without: slice | None = None) -> None:
         """Update `vector` in place from `gradient` (same shape and dtype; clipping overwrites it).
@@ -295,7 +302,8 @@ class Optimizer(ABC):
                 f"{self._name}.step: expected a gradient of shape {vector.shape} and dtype {vector.dtype}, "
                 f"actual {gradient.shape} and {gradient.dtype}"
             )
-        self._gradient, self._threads, self._without = gradient, threads, without
+        self._gradient = None  # until all is cut
+        self._threads, self._without = threads, without
         size = _size(vector, without)
         blocks = BLOCKS if size >= SPLIT_FROM else BLOCKS[:1]
         self._cut_by = Trials(
@@ -306,6 +314,7 @@ class Optimizer(ABC):
                 if block == blocks[0] or block < size // count
             ]
         )
+        self._gradient = gradient
 
     def _parts(self, vector: Vector, gradient: Vector, threads: int, length: int) -> list[list[_Block]]:
         """The blocks of the part that each thread updates."""
@@ -339,7 +348,8 @@ class Optimizer(ABC):
 
     def flush(self, state: Iterable[Vector], s: Vector) -> None:
         """Make numbers of a state that are nearly too small for its dtype zero, with `s` as scratch."""
-        if getattr(self, "eps", 1.0) < LEAST_EPS_TO_FLUSH:
+        eps = getattr(self, "eps", 1.0)
+        if is_real(eps) and eps < LEAST_EPS_TO_FLUSH:
             return
         for array in state:
             np.abs(array, out=s)

@@ -64,6 +64,11 @@ class FlatVector:
         self.vector = aligned_zeros(layout.size * np.dtype(dtype).itemsize).view(dtype)
         self.arrays = layout.views(self.vector)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlatVector:
+        copied = memo[id(self)] = self.zeros_like()
+        copied.vector[...] = self.vector
+        return copied
+
     def zeros_like(self) -> FlatVector:
         """A new vector of zeros in the same layout and dtype, such as a gradient."""
         return FlatVector(self.layout, self.vector.dtype)

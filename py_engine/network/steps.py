@@ -35,7 +35,7 @@ from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
-from py_engine.errors import ConfigurationError, NonFiniteError
+from py_engine.errors import ConfigurationError, NonFiniteError, ShapeError
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
 from py_engine.network.losses import Loss
@@ -87,16 +87,35 @@ def trace_step(chain: Chain, loss: Loss, x: Tensor, y: Tensor, share: float = 1.
         its new value. The results of the program are the loss, these gradients, and these values.
     """
     with entering(grad_enabled=True), tracing() as nodes, collect_updates() as updates:
-        value = loss(chain(x, training=True), y)
+        value = _one_number(loss, loss(chain(x, training=True), y))
         if share != 1:
             value = value * share
         seed = Literal(np.ones((), value.dtype))
         found = gradients([value], [seed], _trainable(chain))
         watched = STATE.watched or ()
+    _check_untrained(chain, updates)
     named = {name: g for name, g in zip(chain.parameters.trainable, found, strict=True) if g is not None}
     outputs = [value, *named.values(), *(new for _, new in updates)]
     program = traced(nodes, [x, y], outputs, watched)
     return replace(program, equations=numbered(program.equations)), list(named), updates
+
+
+def _one_number(loss: Loss, value: Tensor) -> Tensor:
+    """Return what a loss gave. Raises `ShapeError` if that is not one number."""
+    if value.shape != ():
+        name = getattr(loss, "name", getattr(loss, "__name__", "the loss"))
+        raise ShapeError(f"{name}: a loss gives one number, actual shape {value.shape}")
+    return value
+
+
+def _check_untrained(chain: Chain, updates: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Raise `ConfigurationError` if a layer gives a parameter a new value that the optimizer changes, too."""
+    trained = {id(chain.parameters.tensors[name]): name for name in chain.parameters.trainable}
+    for parameter, _ in updates:
+        if (name := trained.get(id(parameter))) is not None:
+            raise ConfigurationError(
+                f"{name}: a layer updates it by itself, and so does the optimizer; declare it with trainable=False"
+            )
 
 
 class Shard:
@@ -138,6 +157,13 @@ class Shard:
         self._updated = [parameter for parameter, _ in updates]
         tape = Tape(program, self._results(gradient), techniques, is_rewritten=sparse)
         self._use(tape, part, gradient)
+
+    @property
+    def generators(self) -> list[np.random.Generator]:
+        """What its ops draw random numbers from, in loops and branches, too."""
+        steps = (one for step in self.tape.program.equations for one in (step, *inner_equations(step)))
+        values = (value for step in steps for value in step.attrs.values())
+        return list({id(value): value for value in values if isinstance(value, np.random.Generator)}.values())
 
     def beside(self, part: slice, gradient: FlatVector) -> Shard | None:
         """Return the shard of as many other rows of the batch; None if it can't be planned by this one's plan."""
@@ -256,6 +282,11 @@ class Replay:
         # Products that are computed at the same time have a buffer of BLAS each: have all of them in memory.
         for dtype in dtypes_of_products(tape.program.equations):
             team.run([partial(touch_buffers, dtype)] * team.size)
+
+    @property
+    def generators(self) -> list[np.random.Generator]:
+        """Those of all shards."""
+        return [generator for shard in self.shards for generator in shard.generators]
 
     @property
     def runs_in_team(self) -> bool:
@@ -395,10 +426,11 @@ class Eager:
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Run the model's Python code on these rows."""
         with entering(grad_enabled=True), collect_updates() as updates:
-            value = self._loss(self._chain(Tensor(x[rows]), training=True), Tensor(y[rows]))
+            value = _one_number(self._loss, self._loss(self._chain(Tensor(x[rows]), training=True), Tensor(y[rows])))
+        _check_untrained(self._chain, updates)
         with entering(grad_enabled=False):
             found = gradients([value], [Literal(np.ones((), value.dtype))], _trainable(self._chain))
-        self.updates = [(parameter.numpy(), new.numpy()) for parameter, new in updates]
+        self.updates = [(parameter.numpy(), new.numpy().copy()) for parameter, new in updates]
         for g, view in zip(found, self._gradient.arrays.values(), strict=True):
             view[...] = 0 if g is None else g.numpy()
         return value.item()
@@ -582,8 +614,8 @@ def _split(
         shards.append(shard)
     if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
         return None  # they would wait for each other
-    drawing = [generators(shard.tape.program.equations) for shard in shards]
-    if len(set().union(*drawing)) < sum(map(len, drawing)):
+    drawn_from = [id(generator) for shard in shards for generator in shard.generators]
+    if len(set(drawn_from)) < len(drawn_from):
         return None  # which of them draws first would be chance
     return Replay(shards, meeting, lazy=lazy)
 
@@ -595,12 +627,6 @@ def coupling_op(equations: Iterable[Equation]) -> str | None:
             if step.op.couples_batch and not (step is equation and meets(step.attrs)):
                 return step.op.name
     return None
-
-
-def generators(equations: Iterable[Equation]) -> set[int]:
-    """Return the ids of the generators of random numbers that ops draw from, in loops and branches, too."""
-    found = (value for step in equations for one in (step, *inner_equations(step)) for value in one.attrs.values())
-    return {id(value) for value in found if isinstance(value, np.random.Generator)}
 
 
 def _keeps_of_its_rows(traced: TracedStep) -> bool:

@@ -190,6 +190,7 @@ class Trainer:
                 self.optimizer.bind(vector, tensors, team=team)
         else:
             self.optimizer.bind(vector, tensors)
+        self._binding = self.optimizer.binding
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ARGUMENTS and name in self.__dict__:
@@ -226,6 +227,7 @@ class Trainer:
             NonFiniteError: a loss or gradient became NaN or infinite; names the step, from 1 on, and the op and layer
                 that first produced it. The parameters are those before that step.
         """
+        self._check_optimizer()
         x, y = self._data(x, y)
         rows = self._rows(order, len(x))
         weights = None
@@ -301,7 +303,7 @@ class Trainer:
         if not isinstance(step, Replay):
             return []
         self._zeroed = None
-        with self._streams.unchanged(), self._using(step):
+        with self._streams.unchanged(step.generators), self._using(step):
             found, sums = step.costs()
         if self._updates:
             seconds, moved = _usual_update(self._updates)
@@ -335,7 +337,8 @@ class Trainer:
 
         The optimizer's arrays (``optimizer.velocity``) and the settings that give their units, the streams of dropout
         layers (``dropout.<layer>``), and what is accumulated of an update. A new trainer of the same chain and settings
-        that loads the parameters and this resumes bit for bit as this one would.
+        that loads the parameters and this resumes bit for bit as this one would, where no layer draws from a generator
+        of the user's.
 
         With a communicator all processes call this together, and each returns the streams of all of them, (ranks,
         copies, 8): the state of one is a checkpoint for all. On another number of processes, streams resume in a
@@ -349,7 +352,14 @@ class Trainer:
                 found[f"dropout.{name}"] = np.stack([np.pad(a, ((0, copies - len(a)), (0, 0))) for a in streams])
         return found
 
+    def _check_optimizer(self) -> None:
+        if self.optimizer.binding is not self._binding:
+            raise ConfigurationError(
+                "Trainer: the optimizer has begun anew with another trainer since; give each trainer its own"
+            )
+
     def _own_state(self) -> dict[str, NDArray[Any]]:
+        self._check_optimizer()
         if not self.techniques.replay and self._streams.layers:
             raise ConfigurationError("eager steps of a dropout layer can't be resumed: switch the technique replay on")
         found = {f"optimizer.{name}": array for name, array in self.optimizer.state().items()}
@@ -536,23 +546,25 @@ class Trainer:
         return loss
 
     def _update(self, step: Step) -> None:
-        if self.accumulate > 1:
-            np.multiply(self._gradient.vector, 1 / self.accumulate, out=self._gradient.vector)
-            np.add(self._total.vector, self._gradient.vector, out=self._total.vector)
-            self._pending += 1
-            if self._pending < self.accumulate:
-                return
-        vector = self.parameters.vector
-        team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
-        before = perf_counter() - self._gathering
+        waits = False  # for more mini-batches
         try:
+            if self.accumulate > 1:
+                np.multiply(self._gradient.vector, 1 / self.accumulate, out=self._gradient.vector)
+                np.add(self._total.vector, self._gradient.vector, out=self._total.vector)
+                self._pending += 1
+                waits = self._pending < self.accumulate
+                if waits:
+                    return
+            vector = self.parameters.vector
+            team = self._all_threads() if self.threads > 1 and vector.size >= SPLIT_FROM else None
+            before = perf_counter() - self._gathering
             if self._lazy is None:
                 self.optimizer.step(vector, self._total.vector, team)
             else:
                 self.optimizer.step(vector, self._total.vector, team, self._lazy.part)
                 self._lazy.update()
-        finally:  # of an update that fails nothing is left for the next one
-            if self.accumulate > 1:
+        finally:  # of an update that fails, or is interrupted while gradients are added up, nothing is left
+            if self.accumulate > 1 and not waits:
                 self._pending = 0
                 self._total.vector[...] = 0
         self._updates.append((perf_counter() - before, self._moved(step), self._lazy is not None))
@@ -689,10 +701,11 @@ class Trainer:
             return self._run(step, x, y, rows)
         made: list[tuple[float, int]] = []
         seconds: dict[ThreadUse, float] = {}
+        generators = step.generators if isinstance(step, Replay) else []
         for use in sorted(threads.ways, key=lambda use: use == threads.fixed):  # whose gradient is kept
             self._use(step, use)
             start = perf_counter()
-            with self._streams.unchanged() as before:
+            with self._streams.unchanged(generators) as before:
                 loss = self._run(step, x, y, rows)
                 seconds[use] = perf_counter() - start
                 if use == threads.fixed:

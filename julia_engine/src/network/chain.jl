@@ -72,15 +72,26 @@ function applied(chain::Chain, tensors::Vector{Tensor}, x::Tensor, training::Boo
             own[local_name] = tensors[position["$id.$local_name"]]
         end
         y = AD.scope(id) do
-            output_size(layer, merged_size(layer, Vector{Int}[x.dims[1:end-1] for x in given]))
-            forward(layer, merge_inputs(layer, given), own, training)
+            expected = output_size(layer, merged_size(layer, Vector{Int}[x.dims[1:end-1] for x in given]))
+            made = forward(layer, merge_inputs(layer, given), own, training)
+            made.dims[1:end-1] == expected || throw(ShapeError("layer \"$id\": output_size says samples of size $(Tuple(expected)), " *
+                "forward gave $(Tuple(made.dims[1:end-1]))"))
+            made
         end
         for (local_name, _) in parameters(layer)
             i = position["$id.$local_name"]
-            own[local_name] === tensors[i] || push!(news, (i, own[local_name]))
+            own[local_name] === tensors[i] || push!(news, (i, new_state("$id.$local_name", own[local_name], tensors[i])))
         end
         return y
     end
+end
+
+"""A layer's new value of a parameter, which must have its size and type: plans copy its bytes."""
+function new_state(name::String, @nospecialize(new), old::Tensor)
+    value = AD.as_tensor(new)
+    value.dims == old.dims || throw(ShapeError("$name: expected a new value of size $(Tuple(old.dims)), got $(size(value))"))
+    value.eltype === old.eltype || throw(DTypeError("$name: expected a new value of $(old.eltype), got $(value.eltype)"))
+    return value
 end
 
 """What the input of a network is called among the names that its layers read."""

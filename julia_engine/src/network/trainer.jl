@@ -532,6 +532,8 @@ function new_forward_tape(trainer::Trainer, samples::Int, with_loss::Bool)
     with_loss && push!(inputs, AD.symbol(target_type(trainer), Int[target_size(trainer); samples], "y"))
     outputs, nodes = AD.tracing() do
         outputs = Tensor[applied(trainer.chain, trainer.parameters.tensors, inputs[1], false)]
+        outputs[1].eltype === eltype(trainer.vector) || throw(DTypeError("the chain's parameters are of $(eltype(trainer.vector)), " *
+            "what it gives is of $(outputs[1].eltype)"))
         with_loss && push!(outputs, objective(trainer)(outputs[1], inputs[2]))
         outputs
     end

@@ -34,7 +34,7 @@ def add_early(program: Program) -> Program:
         id(x) for total in sums for x in total.inputs if id(x) in made and made[id(x)].op.any_order and uses[id(x)] == 1
     }
     place = {id(y): i for i, x in enumerate(equations) for y in x.outputs}
-    movable = {id(x.output) for x in equations if x.op.elementwise} - {id(x.output) for x in sums}
+    movable = {id(x.output) for x in equations if x.op.elementwise and not x.op.several} - {id(x.output) for x in sums}
     after: list[list[Equation]] = [[] for _ in equations]  # what is to follow each
     gone: set[int] = set()  # from its old place
     for total in sums:

@@ -581,7 +581,7 @@ def _legalize_layouts(program: Program) -> Program:
                 layout[id(a)] = _dummy(a)
         if op.elementwise:
             inputs = tuple([a if suits(a, y) else copied(a, y.shape) for a in inputs])
-        elif op.accepts is not None:
+        if op.accepts is not None:
             inputs = tuple([a if accepted(op, a, equation.attrs) else copied(a, a.shape) for a in inputs])
         if op.view is not None:
             views = op.view(*[layout[id(a)] for a in inputs], **equation.attrs)
