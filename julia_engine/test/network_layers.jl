@@ -274,7 +274,7 @@ end
     end
 end
 
-@testset "steps of other numbers of samples have gradients of their own" begin
+@testset "steps of other numbers of samples share no gradient" begin
     # Of the matrix `w` columns are looked up, or it is read as a whole, or not at all: one in large batches, another in small ones.
     looked_up(x, p) = x .* sum(AD.embedding(p["w"], Constant([1, 2, 2])); dims=2)
     whole(x, p) = x .* sum(p["w"]; dims=2)
@@ -333,7 +333,7 @@ end
     @test losses[1] ≈ losses[2]
 end
 
-@testset "sample by sample a captured array that has changed is told" begin
+@testset "sample by sample a captured array that has changed is an error" begin
     mask = [true, false, true]
     chain = Chain(Dense(3 => 3), Applies(x -> x .* mask), Dense(3 => 2); dtype=Float64)
     trainer = Trainer(chain; batch_size=4, threads=1, techniques=Techniques(batched=false))

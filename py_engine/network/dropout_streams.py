@@ -71,7 +71,7 @@ class DropoutStreams:
         self._resume(step)
 
     def _leave(self, step: Step) -> None:
-        """Keep where the streams of a step are that is traced once more: its new copies go on from there."""
+        """Keep where the streams of a step are that is traced once more: its new copies resume there."""
         for name, drawing in self._drawing.items():
             for row in set(self._rows_of(name, digest(step))) & drawing.keys():
                 self._rows[name][row, -WORDS:] = _words(drawing.pop(row))

@@ -150,7 +150,7 @@ class Layer(ABC):
 
     def _initialiser(self, name: str, value: InitialiserLike) -> InitialiserLike:
         if isinstance(value, Mapping):
-            value = dict(value)  # a copy of the layer has one of its own
+            value = dict(value)  # which can be deep-copied, as a read-only view can't
         try:
             resolve(value)
         except ConfigurationError as error:
