@@ -284,3 +284,18 @@ end
         @test f(Dict{Any,Any}(key => x)) == length(repr(key)) .* x
     end
 end
+
+@testset "the transpose of a vector is one in a compiled function, too" begin
+    f(a, b) = a * b
+    compiled = compile(f)
+    a, b = [1.0, 2.0], [3.0, 4.0]
+    for _ in 1:2
+        @test compiled(a', b) === 11.0
+        @test compiled(reshape(a, 1, 2), b) == [11.0]
+        @test compiled(transpose(a), b) === 11.0
+    end
+    @test grad(a -> a * b)(a') == b' && compile(grad(a -> a * b))(a') == b'
+    @test compile(f; techniques=Techniques(replay=false))(a', b) === 11.0
+    @test checkpoint(f)(a', b) === 11.0
+    @test derivative(s -> sum(grad(a -> a * b)((s .* a)')), 1.0) == 0
+end

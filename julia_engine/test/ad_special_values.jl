@@ -125,3 +125,46 @@ end
         end
     end
 end
+
+# Sizes that do not fit, and factors that overflow ---------------------------------------------------------------------
+
+@testset "what weights losses or scores makes nothing larger" begin
+    x, t = [1.0 2.0], [1.0 0.0]
+    for loss in (w -> binary_cross_entropy(x, t; weight=w), w -> binary_cross_entropy(x, t; positive_weight=w),
+            w -> mean_squared_error(x, t; weight=w), w -> mean_squared_error(x, t; weight=w, reduction=:none))
+        @test_throws ShapeError loss([1.0, 3.0])
+        @test_throws ShapeError loss(ones(1, 2, 2))
+        @test item(sum(loss([2.0]))) ≈ item(sum(loss(2.0))) && isfinite(item(sum(loss([1.0 3.0]))))
+    end
+    attend(; options...) = scaled_dot_product_attention(zeros(2, 1), zeros(2, 3), ones(1, 3); options...)
+    @test_throws ShapeError attend(mask=trues(1, 3))
+    @test_throws ShapeError scaled_dot_product_attention(zeros(2, 1), zeros(2, 3), ones(1, 3), zeros(1, 3))
+    @test size(attend(mask=trues(3, 1))) == (1, 1)
+end
+
+@testset "derivatives of singular vectors whose squares overflow or vanish, $T, $scale" for (T, scale) in
+        ((Float32, 1f20), (Float32, 1f-25), (Float64, 1e160), (Float64, 1e-170))
+    a = T[2 0; 1 1]
+    for part in (x -> AD.svd(x).U[1, 2], x -> AD.svd(x).Vt[1, 2])
+        @test grad(part)(a .* scale) .* scale ≈ grad(part)(a) rtol = 100 * eps(T)
+        @test value(jvp(part, (a .* scale,), (a .* scale,))[2]) ≈ value(jvp(part, (a,), (a,))[2]) atol = 100 * eps(T)
+    end
+end
+
+@testset "a running product whose later factors overflow" begin
+    first_of(x) = cumprod(x)[1]
+    @test grad(first_of)([1e-300, 1e200, 1e200]) == [1, 0, 0]
+    @test compile(grad(first_of))([1e-300, 1e200, 1e200]) == [1, 0, 0]
+    @test grad(x -> sum(grad(first_of)(x)))([1e-300, 1e200, 1e200]) == zeros(3)
+end
+
+@testset "the gradient of a diagonal is zero beside it" begin
+    @test grad(x -> sum(sqrt.(einsum("ii->i", x))))(zeros(2, 2)) == [Inf 0; 0 Inf]
+    @test grad(x -> sum(sqrt.(einsum("iji->j", x))))(zeros(2, 1, 2)) == reshape([Inf, 0, 0, Inf], 2, 1, 2)
+    gradcheck(x -> einsum("iii->", x), randn(AD.MersenneTwister(0), 2, 2, 2))
+end
+
+@testset "subscripts that are none, $subscripts" for (subscripts, x) in (("i.j->ij", ones(2, 3, 4)), ("i...->i", ones(2, 3)),
+        ("..i->i", ones(2, 3)), ("i......->i", ones(2, 3)), ("ij->i->j", ones(2, 3)))
+    @test_throws ShapeError einsum(subscripts, x)
+end

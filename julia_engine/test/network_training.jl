@@ -510,14 +510,14 @@ end
     team, threads = NETWORK.Team(MANY), zeros(Int, MANY)
     NETWORK.together(team) do k
         threads[k] = Threads.threadid()
-        NETWORK.meet!(team) || error("a member is missing")
+        NETWORK.barrier!(team) || error("a member is missing")
     end
     @test allunique(threads) && Threads.threadid() in threads
     reached = fill(false, MANY)
     for failing in 1:MANY
         @test_throws ArgumentError("the member $failing") NETWORK.together(team) do k
             k == failing && throw(ArgumentError("the member $failing"))
-            reached[k] = NETWORK.meet!(team)
+            reached[k] = NETWORK.barrier!(team)
         end
     end
     @test !any(reached)
@@ -954,11 +954,11 @@ end
     @test_throws ArgumentError("gone") NETWORK.together(team) do k
         k == 1 && throw(ArgumentError("gone"))
         for _ in 1:5
-            push!(found[k], NETWORK.meet!(team))
+            push!(found[k], NETWORK.barrier!(team))
         end
     end
     @test all(found[k] == fill(false, 5) for k in 2:MANY)
-    NETWORK.together(k -> push!(found[k], NETWORK.meet!(team)), team)
+    NETWORK.together(k -> push!(found[k], NETWORK.barrier!(team)), team)
     @test all(last.(found))
 end
 
@@ -1159,4 +1159,23 @@ end
         unlock(NETWORK.ONE_TEAM)
     end
     @test NETWORK.threads_to_use(MANY) == MANY
+end
+
+@testset "the mean loss of an epoch is by the weights of the mini-batches" begin
+    first_row(r, d, i, o) = reshape([1.0, 0.0], 2, 1)
+    x = Float32[4 0 0 0]
+    for (options, y) in (((ignored_class=3,), [2, 3, 2, 2]), ((class_weights=[1.0, 5.0],), [2, 1, 2, 2]), (NamedTuple(), [2, 1, 2, 2]))
+        chain = Chain(Dense(1 => 2; bias=false, weight_init=first_row))
+        trainer = Trainer(chain; loss=loss_of(softmax_cross_entropy; options...), optimizer=SGD(0.0), batch_size=2, threads=1)
+        for shuffle in (false, true)
+            @test train!(trainer, x, y; shuffle=shuffle)[1] ≈ evaluate(trainer, x, y).loss rtol = 1e-6
+        end
+    end
+end
+
+@testset "a very small epsilon counts beside small gradients, $(typeof(o))" for (o, wanted) in
+        ((Adam(0.1; eps=1e-20), -0.1 * 1e-18 / (1e-18 + 1e-20)), (RMSProp(0.1, 0.99; eps=1e-20), -0.1 * 1e-18 / (1e-19 + 1e-20)))
+    chain = Chain(Dense(1 => 1; bias=false, weight_init="zeros"))
+    train!(chain, fill(1f0, 1, 1), fill(-5f-19, 1, 1); loss="mean_squared_error", optimizer=o, batch_size=1, threads=1)
+    @test chain.parameters["dense.weight"][1] ≈ wanted rtol = 1e-2
 end

@@ -38,7 +38,7 @@ def aligned_zeros(size: int) -> NDArray[np.uint8]:
     return memory[start : start + size]
 
 
-def stretches(length: int, count: int) -> list[slice]:
+def segments(length: int, count: int) -> list[slice]:
     """Return about equal parts of `length` elements for at most `count` threads, none of them empty but of no elements.
 
     All begin at multiples of 16 elements: threads do not share a cache line of float32.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from py_engine.ad.containers import kind_of
 from py_engine.ad.mutation import Watch, collecting_ops
 from py_engine.ad.op import ZEROS, Equation, Op
 from py_engine.ad.ops.elementary import stop_gradient
@@ -285,7 +286,16 @@ def same(op: Op, numbers: list[int], attrs: Mapping[str, Any]) -> tuple[Any, ...
     """Return what is equal for ops that compute the same from inputs of these numbers."""
     if op.commutes:
         numbers.sort()
-    return op, tuple(numbers), tuple(sorted(attrs.items()))
+    return op, tuple(numbers), tuple([(name, _comparable(attrs[name])) for name in sorted(attrs)])
+
+
+def _comparable(value: Any) -> Any:
+    """Return what is equal for attributes with which an op computes the same; what can't be hashed equals nothing."""
+    try:
+        hash(value)
+    except TypeError:
+        return object()
+    return kind_of(value), value
 
 
 def simplify(program: Program) -> Program:

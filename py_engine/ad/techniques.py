@@ -79,5 +79,5 @@ class Techniques:
     split_batch: bool | str = "auto"
 
 
-SUMS = Techniques(winograd=False)
-"""Those of functions that are compiled: nothing with larger rounding errors than numpy's functions have."""
+COMPILE_DEFAULTS = Techniques(winograd=False)
+"""The techniques of `compile`: all but Winograd, whose rounding errors are larger than those of numpy's functions."""

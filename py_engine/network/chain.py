@@ -71,6 +71,12 @@ class Chain:
         def compute(name: str, layer: Layer, given: Sequence[Tensor]) -> Tensor:
             with scope(name):
                 layer.merged_shape([x.shape[1:] for x in given])
+                missing = [local for local in layer.parameters() if f"{name}.{local}" not in tensors]
+                if missing:
+                    raise ConfigurationError(
+                        f"layer {name!r}: its parameter {missing[0]!r} has no value here; a layer that has got another "
+                        "parameter after its chain was made needs a new chain"
+                    )
                 own = {local: tensors[f"{name}.{local}"] for local in layer.parameters()}
                 return layer(layer.merge(given), own, training)
 

@@ -52,8 +52,8 @@ class Windowed(Layer):
 
     def __repr__(self) -> str:
         short = copy(self)
-        for name, value in vars(self).items():
-            setattr(short, name, _shortened(value))
+        for name in _SETTINGS & vars(self).keys():
+            setattr(short, name, _shortened(getattr(self, name), name == "padding" and self.axes == 1))
         if getattr(self, "stride", None) == getattr(self, "window", ()):
             short.__dict__["stride"] = None
         return Layer.__repr__(short)
@@ -62,11 +62,18 @@ class Windowed(Layer):
         return "length" if self.axes == 1 else ", ".join(("depth", "height", "width")[-self.axes :])
 
 
-def _shortened(value: Any) -> Any:
-    """One number where a setting is the same along all axes and on both sides."""
-    while isinstance(value, tuple) and all(item == value[0] for item in value):
-        value = value[0]
-    return value
+_SETTINGS = {"kernel", "window", "stride", "padding", "dilation", "output_padding"}
+"""Of windows, along each axis."""
+
+
+def _shortened(value: Any, of_one_axis: bool) -> Any:
+    """One number where a setting is the same along all axes and on both sides; of one axis the pair alone."""
+    found = value
+    while isinstance(found, tuple) and found and all(item == found[0] for item in found):
+        found = found[0]
+    if not isinstance(found, tuple):
+        return found
+    return value[0] if of_one_axis else value
 
 
 class Convolution(Windowed):

@@ -27,11 +27,11 @@ COLUMNS = 2 + WORDS
 ANY_STEP = 0
 """In place of a digest. Older versions do not say it: steps take their rows in the order in which they train."""
 
-Step = tuple[int, ...]
+StepKey = tuple[int, ...]
 """What a step is known by: samples, and the sizes of a sample and of a target."""
 
 
-def digest(step: Step) -> int:
+def digest(step: StepKey) -> int:
     """Return 64 bits that stand for a step in a state."""
     return int.from_bytes(hashlib.sha256(",".join(map(str, step)).encode()).digest()[:8], "little")
 
@@ -48,15 +48,15 @@ class DropoutStreams:
         """Of the process: each draws other numbers."""
         self._calls: dict[str, int] = {}
         """Before the first step was traced: another trainer of the same chain has used streams of these numbers."""
-        self._of_step: dict[Step, dict[str, list[tuple[str, np.random.Generator]]]] = {}
-        self._trained: set[Step] = set()
+        self._of_step: dict[StepKey, dict[str, list[tuple[str, np.random.Generator]]]] = {}
+        self._trained: set[StepKey] = set()
         self._rows = {name: np.zeros((0, COLUMNS), np.uint64) for name in layers}
         """Of a state; the position of a row that a generator draws for is the generator's."""
         self._drawing: dict[str, dict[int, np.random.Generator]] = {name: {} for name in layers}
         """The generator that draws for a row."""
 
     @contextmanager
-    def tracing(self, step: Step) -> Iterator[None]:
+    def tracing(self, step: StepKey) -> Iterator[None]:
         """Trace a step inside; its streams resume where the state has them."""
         for name, layer in self.layers.items():
             self._calls.setdefault(name, layer.calls)
@@ -70,14 +70,14 @@ class DropoutStreams:
                 layer.traced = None
         self._resume(step)
 
-    def _leave(self, step: Step) -> None:
+    def _leave(self, step: StepKey) -> None:
         """Keep where the streams of a step are that is traced once more: its new copies resume there."""
         for name, drawing in self._drawing.items():
             for row in set(self._rows_of(name, digest(step))) & drawing.keys():
                 self._rows[name][row, -WORDS:] = _words(drawing.pop(row))
         self._trained.discard(step)
 
-    def train(self, step: Step) -> None:
+    def train(self, step: StepKey) -> None:
         """Let the streams of this step be in the state from now on; those that are not yet begin.
 
         Their numbers follow those in the state: how often the layer was called for other reasons since the
@@ -149,7 +149,7 @@ class DropoutStreams:
     def _rows_of(self, name: str, of: int) -> list[int]:
         return [int(row) for row in np.flatnonzero(self._rows[name][:, 0] == of)]
 
-    def _add_row(self, name: str, step: Step, scope: str) -> None:
+    def _add_row(self, name: str, step: StepKey, scope: str) -> None:
         """Give a step one more row: the first one that may be any step's, or a new stream's."""
         rows = self._rows[name]
         if free := self._rows_of(name, ANY_STEP):
@@ -160,7 +160,7 @@ class DropoutStreams:
         words = _words(self.layers[name].new_stream(scope, number))
         self._rows[name] = np.append(rows, np.array([[digest(step), number, *words]], np.uint64), axis=0)
 
-    def _resume(self, step: Step) -> None:
+    def _resume(self, step: StepKey) -> None:
         """Let the generators of a step draw for its rows, those that do not yet."""
         for name, copies in self._of_step[step].items():
             for row, (_, generator) in zip(self._rows_of(name, digest(step)), copies, strict=False):

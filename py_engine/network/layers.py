@@ -61,7 +61,7 @@ class Layer(ABC):
     """Whether, in training, the samples of a batch affect each other, so that it can't be trained sample by sample."""
 
     sums_over_batch: ClassVar[bool] = False
-    """Whether they do so by sums over the batch alone, each a `meeting.sum_of_parts`: it can be split over threads."""
+    """Whether they do so by sums over the batch alone, each a `sum_of_parts`: it can be split over threads."""
 
     only_moves: ClassVar[bool] = False
     """Whether it only rearranges elements, and so takes token ids as well as numbers."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from py_engine.ad.memory import stretches
+from py_engine.ad.memory import segments
 from py_engine.ad.ops.indexing import check_ids
 from py_engine.ad.tensor import Array
 from py_engine.network.optimizers import BLOCKS, FLUSHED_EVERY, SPLIT_FROM, Adam
@@ -234,7 +234,7 @@ class LazyUpdates:
         if self._team is None or count * self._gradient.shape[1] < SPLIT_FROM:
             do(slice(0, count))
         else:
-            self._team.run([partial(do, part) for part in stretches(count, self._team.size)])
+            self._team.run([partial(do, part) for part in segments(count, self._team.size)])
 
 
 def _apply(now: PendingUpdates, since: Array | int, rows: Sequence[Array], s: Array, root: Array) -> None:

@@ -20,7 +20,7 @@ from py_engine.ad import ops
 from py_engine.ad.ops.arguments import is_real, is_whole
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, LabelError
-from py_engine.network.meeting import sum_of_parts
+from py_engine.network.batch_sums import sum_of_parts
 
 Shape = tuple[int, ...]
 

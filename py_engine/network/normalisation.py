@@ -10,9 +10,9 @@ from py_engine.ad.op import here
 from py_engine.ad.ops.arguments import is_real
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError, ShapeError
+from py_engine.network.batch_sums import samples_of, sum_of_parts
 from py_engine.network.initialisers import ParameterSpec
 from py_engine.network.layers import Layer, Shape, Tensors, latest, update
-from py_engine.network.meeting import samples_of, sum_of_parts
 
 
 class BatchNorm(Layer, op="batch_norm"):

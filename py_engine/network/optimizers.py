@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from py_engine.ad.memory import stretches
+from py_engine.ad.memory import segments
 from py_engine.ad.ops.arguments import is_real
 from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network.threads import Task, Team, Trials
@@ -51,8 +51,8 @@ gets to zero by itself.
 FLUSHED = 64
 """How many times the smallest normal number is the least that is kept: decayed by 0.9, it is not below that before."""
 
-LEAST_EPS_TO_FLUSH = 1e-20
-"""With a smaller epsilon such small numbers may count."""
+LEAST_EPS_OVER_ROOT = 1e4
+"""How many times the root of the least that is kept an epsilon must be: beside a smaller one that root would count."""
 
 NORM_PIECE = 8192
 """Elements whose squares BLAS adds up at once for a norm: it shares longer vectors out, and rounds by its threads."""
@@ -322,7 +322,7 @@ class Optimizer(ABC):
         size = _size(vector, self._without)
         gap, skipped = size if self._without is None else self._without.start, vector.size - size
         cuts = {gap, *(cut if cut <= gap else max(gap, cut - skipped) for cut in self._cuts)}
-        for mine in stretches(size, threads):  # elements are numbered as if there were no gap
+        for mine in segments(size, threads):  # elements are numbered as if there were no gap
             first, last = mine.start, mine.stop
             decayed, scratch = np.empty((2, min(length, last - first)), vector.dtype)
             blocks: list[_Block] = []
@@ -349,11 +349,12 @@ class Optimizer(ABC):
     def flush(self, state: Iterable[Vector], s: Vector) -> None:
         """Make numbers of a state that are nearly too small for its dtype zero, with `s` as scratch."""
         eps = getattr(self, "eps", 1.0)
-        if is_real(eps) and eps < LEAST_EPS_TO_FLUSH:
+        least = FLUSHED * np.finfo(s.dtype).tiny
+        if is_real(eps) and eps < LEAST_EPS_OVER_ROOT * math.sqrt(least):
             return
         for array in state:
             np.abs(array, out=s)
-            np.greater_equal(s, FLUSHED * np.finfo(s.dtype).tiny, out=s)
+            np.greater_equal(s, least, out=s)
             np.multiply(array, s, out=array)
 
     def _clip(self, gradient: Vector) -> None:
@@ -391,7 +392,7 @@ def _zeros(vector: Vector, team: Team | None = None) -> Vector:
     if team is None:
         return np.zeros_like(vector)
     found = np.empty_like(vector)
-    team.run([partial(found[part].fill, 0) for part in stretches(found.size, team.size)])
+    team.run([partial(found[part].fill, 0) for part in segments(found.size, team.size)])
     return found
 
 

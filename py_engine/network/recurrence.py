@@ -222,6 +222,12 @@ def lstm_steps(projected: Tensor, recurrent: Tensor, last: bool, keep: bool) -> 
     return result
 
 
+def _product(a: Array, b: Array, out: Array) -> Call:
+    """The call for a product of matrices of a loop; `dot` asks BLAS for the same as `matmul` does, in less time."""
+    a, b, out = in_columns(a, b, out)
+    return partial(np.ndarray.dot if b.ndim == 2 and min(b.shape) > 1 else np.matmul, a, b, out)
+
+
 def _bind_lstm(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep: bool) -> list[Call]:
     projected, recurrent = arrays
     *outs, scratch = outs_and_scratch
@@ -246,7 +252,7 @@ def _bind_lstm(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep
             i, f, o, minus_g = z
             if t:
                 calls += [
-                    partial(np.matmul, *in_columns(states[t - 1], negated, rows)),
+                    _product(states[t - 1], negated, rows),
                     partial(np.subtract, product, z, z),
                 ]
             else:
@@ -330,14 +336,14 @@ def _bind_lstm_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch, l
                 calls.append(partial(np.multiply, here, slope[k], by_cell))
             else:
                 here = by_state
-                calls.append(partial(np.matmul, *in_columns(out[t + 1], back, by_state)))
+                calls.append(_product(out[t + 1], back, by_state))
                 calls += [] if last else [partial(np.add, by_state, g[t], by_state)]
                 calls += [partial(np.multiply, here, slope[k], term), partial(np.add, by_cell, term, by_cell)]
-            calls += [partial(np.multiply, d[k], by_cell, d[k]) for d in (d_i, d_f, d_g)]
-            calls += [
-                partial(np.multiply, d_o[k], here, d_o[k]),
-                partial(np.copyto, _by_gate(out[t], 4), factors[:, k]),
-            ]
+            # Gates of a single sample are in one piece each: they are computed in their place.
+            to = _by_gate(out[t], 4) if samples == 1 else factors[:, k]
+            calls += [partial(np.multiply, d[k], by_cell, y) for d, y in zip((d_i, d_f, d_g), to, strict=False)]
+            calls.append(partial(np.multiply, d_o[k], here, to[3]))
+            calls += [] if samples == 1 else [partial(np.copyto, _by_gate(out[t], 4), to)]
             if t:
                 calls.append(partial(np.multiply, by_cell, f[k], by_cell))
     return calls
@@ -449,7 +455,7 @@ def _bind_gru(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep:
             r, z = r_and_z
             if t:
                 calls += [
-                    partial(np.matmul, *in_columns(states[t - 1], negated, rows)),
+                    _product(states[t - 1], negated, rows),
                     partial(np.subtract, product[:2], r_and_z, r_and_z),
                 ]
             else:
@@ -514,7 +520,7 @@ def _bind_gru_gradient(
     calls: list[Call] = []
     for block in reversed(blocks):
         length = block.stop - block.start
-        d_n, d_r, d_z, d_product = (x[:length] for x in factors)
+        d_n, d_r, d_z, _ = (x[:length] for x in factors)
         r, z, n = own = [x[:length] for x in known]
         term = memory[:length]
         later = max(block.start, 1)
@@ -543,23 +549,29 @@ def _bind_gru_gradient(
             else:
                 here = by_state
                 calls += [
-                    partial(np.matmul, *in_columns(by_products[t], back, by_state)),
+                    _product(by_products[t], back, by_state),
                     partial(np.add, by_state, carried, by_state),
                 ]
                 calls += [] if last else [partial(np.add, by_state, g[t], by_state)]
+            # Gates of a single sample are in one piece each: they are computed in their place.
+            in_place = samples == 1 and t > 0
+            by_r, by_z, by_product = to = _by_gate(by_products[t - 1], 3) if in_place else factors[1:, k]
             calls += [
                 partial(np.multiply, d_n[k], here, d_n[k]),
-                partial(np.multiply, d_z[k], here, d_z[k]),
-                partial(np.multiply, d_r[k], d_n[k], d_r[k]),
+                partial(np.multiply, d_z[k], here, by_z),
+                partial(np.multiply, d_r[k], d_n[k], by_r),
             ]
             if t:
                 calls += [
-                    partial(np.multiply, d_n[k], r[k], d_product[k]),
+                    partial(np.multiply, d_n[k], r[k], by_product),
                     partial(np.multiply, here, z[k], carried),
-                    partial(np.copyto, _by_gate(by_products[t - 1], 3), factors[1:, k]),
                 ]
+                calls += [] if in_place else [partial(np.copyto, _by_gate(by_products[t - 1], 3), to)]
         by_gate = _by_gate(by_inputs[block], 3)
         calls += [partial(np.copyto, by_gate[:, to], d) for to, d in enumerate((d_r, d_z, d_n))]
+        if samples == 1 and later < block.stop:
+            there = _by_gate(by_products[later - 1 : block.stop - 1], 3)
+            calls.append(partial(np.copyto, by_gate[rest, :2], there[:, :2]))
     return calls
 
 

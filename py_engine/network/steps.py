@@ -28,7 +28,7 @@ from py_engine.ad.compile.products import (
     touch_buffers,
 )
 from py_engine.ad.compile.tape import Cost, Tape, rewritten
-from py_engine.ad.memory import stretches
+from py_engine.ad.memory import segments
 from py_engine.ad.op import Call, Equation
 from py_engine.ad.program import Program, inner_equations, prune, traced, tracing
 from py_engine.ad.reverse import gradients
@@ -36,10 +36,10 @@ from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import ConfigurationError, NonFiniteError, ShapeError
+from py_engine.network.batch_sums import BatchSums, is_batch_sum, numbered, sums
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
 from py_engine.network.losses import Loss
-from py_engine.network.meeting import Meeting, meets, numbered, sums
 from py_engine.network.parameters import FlatVector, Layout
 from py_engine.network.threads import Team, Trials
 
@@ -217,7 +217,7 @@ class Replay:
 
     Args:
         shards: the parts of the batch.
-        meeting: the sums over the whole batch, if there are any.
+        batch_sums: the sums over the whole batch, if there are any.
         threads: the ways to use threads, those that use more first.
         fixed: the one among them that is kept where they round differently; by default the first.
         lazy: a parameter whose rows may be updated lazily, or None.
@@ -230,7 +230,7 @@ class Replay:
     def __init__(
         self,
         shards: list[Shard],
-        meeting: Meeting | None = None,
+        batch_sums: BatchSums | None = None,
         threads: Sequence[ThreadUse] = (ThreadUse(blas=1),),
         fixed: ThreadUse | None = None,
         lazy: str | None = None,
@@ -240,7 +240,7 @@ class Replay:
         self.uses_team = len(shards) > 1 or any(use.share_products for use in threads)
         self.threads = Trials(threads, [use.blas for use in threads], fixed)
         self._alone, self._sharing = shards[0], shards[0]
-        self._meeting = meeting
+        self._batch_sums = batch_sums
         self._team: Team | None = None
         self.lazy = lazy if all(lazy in shard.looked_up for shard in shards) else None
         first, *others = shards
@@ -261,7 +261,7 @@ class Replay:
         count = len(shards) if sum(part.stop - part.start for part in dense) >= SUMS_SHARED_FROM else 1
         self._dense: list[list[Call]] = [[] for _ in range(count)]
         for part in dense:
-            for calls, piece in zip(self._dense, stretches(part.stop - part.start, count), strict=False):
+            for calls, piece in zip(self._dense, segments(part.stop - part.start, count), strict=False):
                 total, *rest = (shard.gradient.vector[part][piece] for shard in shards)
                 calls += [partial(np.add, total, one, out=total) for one in rest]
 
@@ -344,18 +344,18 @@ class Replay:
             do(0)
             return
         assert self._team is not None
-        with nullcontext() if self._meeting is None else self._meeting.running():
-            leave = (lambda: None) if self._meeting is None else self._meeting.leave
-            self._team.run([partial(self._meet, do, k) for k in range(len(self.shards))], leave)
+        with nullcontext() if self._batch_sums is None else self._batch_sums.running():
+            leave = (lambda: None) if self._batch_sums is None else self._batch_sums.leave
+            self._team.run([partial(self._run_shard, do, k) for k in range(len(self.shards))], leave)
 
-    def _meet(self, do: Callable[[int], None], k: int) -> None:
+    def _run_shard(self, do: Callable[[int], None], k: int) -> None:
         try:
             do(k)
         except threading.BrokenBarrierError:
             return  # another shard has failed, and says why
         except BaseException:
-            if self._meeting is not None:
-                self._meeting.leave()
+            if self._batch_sums is not None:
+                self._batch_sums.leave()
             raise
 
     def _sum(self) -> None:
@@ -517,9 +517,9 @@ def make_step(
     whole = trace(samples)
     may_split = threads > 1 and samples >= 2 * threads and chain.splits and loss.is_mean
     if may_split and (techniques.split_batch is True or (techniques.split_batch and _may_pay(whole[0]))):
-        meeting = Meeting(threads, samples) if chain.couples_batch or loss.couples_batch else None
+        batch_sums = BatchSums(threads, samples) if chain.couples_batch or loss.couples_batch else None
         with entering(one_blas_thread=True):
-            split = _split(trace, whole[0], samples, threads, meeting, gradient, techniques, lazy)
+            split = _split(trace, whole[0], samples, threads, batch_sums, gradient, techniques, lazy)
         if split is not None:
             return split
     everything = slice(0, samples)
@@ -545,7 +545,7 @@ def make_step(
 def _largest_product(tape: Tape) -> float:
     """Operations of the op that multiplies most, or of one step's product where it has many."""
     found = [0.0]
-    for step in tape.instructions:
+    for step in tape.steps:
         if step.equation.op.steps:
             products = (call.args for call in step.calls if is_product(call))
             found += [2.0 * out.size * a.shape[-1] for a, _, out in products]
@@ -556,7 +556,7 @@ def _largest_product(tape: Tape) -> float:
 
 def _operations_per_call(tape: Tape) -> float:
     """Operations of all products for each call of a step."""
-    calls = [call for step in tape.instructions for call in step.calls]
+    calls = [call for step in tape.steps for call in step.calls]
     return sum(map(operations, calls)) / max(1, len(calls))
 
 
@@ -576,7 +576,7 @@ def _split(
     whole: Program,
     samples: int,
     threads: int,
-    meeting: Meeting | None,
+    batch_sums: BatchSums | None,
     gradient: FlatVector,
     techniques: Techniques,
     lazy: str | None,
@@ -588,7 +588,7 @@ def _split(
         whole: the program of the whole batch.
         samples: the rows of that.
         threads: how many parts there are.
-        meeting: the sums over the whole batch, if its samples affect each other.
+        batch_sums: the sums over the whole batch, if its samples affect each other.
         gradient: where the gradient goes.
         techniques: what to do to be fast.
         lazy: see `Replay`.
@@ -600,31 +600,31 @@ def _split(
         into = gradient if k == 0 else gradient.zeros_like()
         shard = shards[0].beside(part, into) if shards else None
         if shard is None:
-            with nullcontext() if meeting is None else meeting.tracing(k, part.stop - part.start):
+            with nullcontext() if batch_sums is None else batch_sums.tracing(k, part.stop - part.start):
                 traced = trace(part.stop - part.start)
             if _keeps_of_its_rows(traced):
                 return None
             shard = Shard(traced, part, into, techniques, sparse=techniques.sparse_rows)
-            equations = [step.equation for step in shard.tape.instructions]
+            equations = [step.equation for step in shard.tape.steps]
             if coupling_op(equations) is not None:
                 return None
             decides = not shards and techniques.split_batch == "auto"
             if decides and not splitting_pays(shard, threads, _growth(traced[0], whole)):
                 return None
         shards.append(shard)
-    if len({tuple(sums([step.equation.attrs for step in shard.tape.instructions])) for shard in shards}) > 1:
+    if len({tuple(sums([step.equation.attrs for step in shard.tape.steps])) for shard in shards}) > 1:
         return None  # they would wait for each other
     drawn_from = [id(generator) for shard in shards for generator in shard.generators]
     if len(set(drawn_from)) < len(drawn_from):
         return None  # which of them draws first would be chance
-    return Replay(shards, meeting, lazy=lazy)
+    return Replay(shards, batch_sums, lazy=lazy)
 
 
 def coupling_op(equations: Iterable[Equation]) -> str | None:
     """Return the name of the first op that needs a whole batch, but for sums over its parts outside of loops."""
     for equation in equations:
         for step in (equation, *inner_equations(equation)):
-            if step.op.couples_batch and not (step is equation and meets(step.attrs)):
+            if step.op.couples_batch and not (step is equation and is_batch_sum(step.attrs)):
                 return step.op.name
     return None
 
@@ -634,7 +634,7 @@ def _keeps_of_its_rows(traced: TracedStep) -> bool:
     program, _, updates = traced
     of_rows, of_sums = {id(x) for x in program.inputs}, set[int]()
     for equation in program.equations:
-        is_sum, outputs = meets(equation.attrs), [id(x) for x in equation.outputs]
+        is_sum, outputs = is_batch_sum(equation.attrs), [id(x) for x in equation.outputs]
         if not is_sum and any(id(x) in of_rows for x in equation.inputs):
             of_rows.update(outputs)
         if is_sum or any(id(x) in of_sums for x in equation.inputs):
@@ -711,7 +711,7 @@ def splitting_pays(shard: Shard, threads: int, growth: Mapping[int, float]) -> b
     moved = 2.0 * threads * sum(a.nbytes for a in shard.tape.inputs)  # by gathering the rows
     within = 0.0  # what products of many calls cost, in bytes
     calls = read = 0
-    for step in shard.tape.instructions:
+    for step in shard.tape.steps:
         inputs, outputs = step.equation.inputs, step.equation.outputs
         # What the tape made of the traced ops grows as what it reads; not so a product of samples, summed over them.
         grown = [growth.get(id(x), 1.0) for x in inputs]
@@ -739,7 +739,7 @@ def _growth(part: Program, whole: Program) -> dict[int, float]:
 
     Both were traced from the same layers, so that they have the same ops, but for the sums over parts.
     """
-    equations = [step for step in part.equations if not meets(step.attrs)]
+    equations = [step for step in part.equations if not is_batch_sum(step.attrs)]
     pairs = [*zip(part.inputs, whole.inputs, strict=True)]
     if [step.op.name for step in equations] == [step.op.name for step in whole.equations]:
         for mine, step in zip(equations, whole.equations, strict=True):

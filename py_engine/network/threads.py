@@ -33,8 +33,8 @@ GAIN, GAIN_IN_BLAS = 1.03, 1.1
 of BLAS must gain more: what they gain depends on which processors they happen to run on."""
 
 AGAIN_SECONDS, AGAIN_TIMES = 20.0, 50
-"""The ways are compared again, since other work that had the processors may have ended, or begun: after these seconds
-of runs, at least, and after so many times those of the comparison before."""
+"""The ways are compared again, since other work that had the processors may have ended, or begun: after at
+least these seconds of runs, and at least this many times those of the last comparison."""
 
 WATCHED_SECONDS = 0.25
 """Seconds of runs in the chosen way after which they are compared with the comparison's, at least, and at least those

@@ -31,7 +31,7 @@ from threadpoolctl import ThreadpoolController
 
 from py_engine.ad import ops
 from py_engine.ad.compile.tape import Cost, Tape
-from py_engine.ad.memory import stretches
+from py_engine.ad.memory import segments
 from py_engine.ad.mutation import checksum
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.indexing import check_ids
@@ -57,6 +57,9 @@ EVALUATION_BATCH = 1000
 
 MOST_FORWARDS = 32
 """Numbers of samples whose forward passes are planned at a time: a service may be asked for any."""
+
+MOST_STEPS = 32
+"""Steps that are planned at a time, each with its memory: samples may have any length."""
 
 SQUARES_SHARED_FROM = 1 << 20
 """Elements of a gradient from which on threads share the sum of its squares; fewer cost as much as starting them."""
@@ -528,7 +531,7 @@ class Trainer:
         """Make the gradient of a large matrix zeros."""
         gradient = self._gradient.arrays[name].reshape(-1)
         if self.threads > 1:
-            parts = stretches(gradient.size, self.threads)
+            parts = segments(gradient.size, self.threads)
             self._all_threads().run([partial(gradient[part].fill, 0) for part in parts])
         else:
             gradient.fill(0)
@@ -608,7 +611,7 @@ class Trainer:
             found.append(float(vector[part].dot(vector[part])))
 
         team = self._all_threads()
-        team.run([partial(add, part) for part in stretches(vector.size, team.size)])
+        team.run([partial(add, part) for part in segments(vector.size, team.size)])
         return sum(found)
 
     @staticmethod
@@ -631,7 +634,11 @@ class Trainer:
                 )
         key = self._key(samples, x, y)
         planned = *key, y.dtype.str  # which a loss of a user's own may leave as it is
-        if planned not in self._steps:
+        if planned in self._steps:
+            self._steps[planned] = self._steps.pop(planned)  # the last one that was used
+        else:
+            while len(self._steps) >= MOST_STEPS:
+                del self._steps[next(iter(self._steps))]
             with self._blas_threads(self.threads), self._streams.tracing(key):
                 step = make_step(
                     *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),

@@ -260,7 +260,7 @@ def test_a_check_of_what_is_not_needed_computes_nothing_else_and_is_made_once(ma
         g = pe.compile(f)
         g(x, good)
         ((tape, _),) = g.tapes.values()
-        return [step.equation.op.name for step in tape.instructions]
+        return [step.equation.op.name for step in tape.steps]
 
     f = total(call)
     alone = ops_of(lambda x, i: np.sum(x))
@@ -301,9 +301,9 @@ def test_a_tape_checks_an_array_once_for_all_ops(make, rng):
     f = pe.compile(pe.value_and_grad(total(call)))
     f(x, good)
     ((tape, _),) = f.tapes.values()
-    calls = [call.func for step in tape.instructions for call in step.calls if isinstance(call, partial)]
+    calls = [call.func for step in tape.steps for call in step.calls if isinstance(call, partial)]
     assert sum(function in CHECKS for function in calls) == 1
-    assert sum(step.equation.op.checks is not None for step in tape.instructions) == 2  # the op and its gradient
+    assert sum(step.equation.op.checks is not None for step in tape.steps) == 2  # the op and its gradient
 
 
 # What functions of numpy's names refuse ------------------------------------------------------------------------------

@@ -650,6 +650,8 @@ def test_the_derivative_of_a_running_product_survives_products_that_overflow():
     _, tangent = pe.jvp(np.cumprod, (x,), (np.array([0.0, 1, 0, 0]),))
     np.testing.assert_allclose(tangent, [0, 1e-300, 1e-100, 1e-200])
     np.testing.assert_array_equal(pe.grad(lambda x: np.cumprod(x)[0])(x), [1, 0, 0, 0])
+    second = pe.grad(lambda x: np.sum(pe.grad(lambda x: np.cumprod(x)[0])(x)))(x[:3])
+    np.testing.assert_array_equal(second, np.zeros(3))
     with np.errstate(invalid="ignore"):  # an infinite factor is one
         assert np.isnan(pe.jvp(np.cumprod, (np.array([2.0, np.inf, 1]),), (np.array([0.0, 0, 1]),))[1][1])
 

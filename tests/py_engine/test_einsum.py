@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, note
@@ -156,3 +158,14 @@ def test_lists_of_axes_in_place_of_subscripts(call):
 def test_lists_of_tensors_are_arrays_to_ops():
     assert pe.grad(lambda x: ops.mean([x, x + 2]))(1.0) == 1
     np.testing.assert_array_equal(pe.grad(lambda x: ops.sum(ops.mul([[x, 2.0], [1.0, x]], [3.0, 4.0])))(1.5), 7)
+
+
+def test_many_operands_are_compiled_at_once():
+    matrices = np.random.default_rng(0).normal(size=(16, 2, 2))
+    letters = "abcdefghijklmnopq"
+    subscripts = ",".join(map("".join, pairwise(letters))) + "->aq"
+
+    def chain(*factors):
+        return np.einsum(subscripts, *factors)
+
+    np.testing.assert_allclose(pe.compile(chain)(*matrices), np.linalg.multi_dot(matrices))

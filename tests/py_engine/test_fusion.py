@@ -45,7 +45,7 @@ def compiled(function, arrays, fused):
     tape.poison(0xFF)
     for again, a in zip(tape(*arrays), first, strict=True):
         np.testing.assert_array_equal(again, a)
-    return first, {step.equation.op.name for step in tape.instructions}
+    return first, {step.equation.op.name for step in tape.steps}
 
 
 @st.composite
@@ -260,3 +260,13 @@ def test_the_bodies_of_loops_fuse_with_the_techniques_of_the_tape_around_them(fu
         loops = [x.attrs["loop"] for x in tape.program.equations if x.op.name == "loop"]
         inner = [each for loop in loops for free in loop.tapes.free.values() for each in free]
         assert inner and all(("phase_max" in each.source) == fused for each in inner)
+
+
+def test_a_long_kernel_under_a_long_pool_takes_no_memory_of_their_product(rng, monkeypatch):
+    made = []
+    monkeypatch.setattr(fusion, "_embedding", lambda *shapes: made.append(shapes))
+    chain = Chain(Conv1D(1, 2, 300), MaxPool1D(200), Flatten(), Dense(6, 2), seed=0)
+    x = rng.normal(size=(2, 1, 999)).astype(np.float32)
+    out = Trainer(chain, batch_size=2, threads=1).predict(x)
+    np.testing.assert_allclose(out, chain(x).numpy(), rtol=1e-4)
+    assert not made

@@ -612,6 +612,28 @@ def test_repr_shows_what_differs_from_the_defaults():
     assert repr(Reshape(4, 196)) == "Reshape(4, 196)"
 
 
+def test_repr_of_windows_makes_the_same_layer():
+    for layer in (
+        Conv2D(1, 1, 3, padding=[(1, 2), (1, 2)]),
+        Conv2D(1, 1, 3, padding=[(1, 1), (2, 2)]),
+        Conv2D(1, 1, (3, 2), padding=2),
+        Conv1D(1, 1, 3, padding=(1, 2)),
+        Conv1D(1, 1, 3, padding=2),
+    ):
+        again = eval(repr(layer), {"Conv1D": Conv1D, "Conv2D": Conv2D})
+        assert (again.kernel, again.padding) == (layer.kernel, layer.padding), repr(layer)
+
+
+def test_repr_of_windows_leaves_other_attributes_alone():
+    class Tagged(Conv2D):
+        def __init__(self, channels, filters, kernel, tags=None):
+            super().__init__(channels, filters, kernel)
+            self.tags = tags
+
+    assert repr(Tagged(1, 2, 3, ())) == "Tagged(1, 2, 3, tags=())"
+    assert repr(Tagged(1, 2, 3, ("a", "a"))) == "Tagged(1, 2, 3, tags=('a', 'a'))"
+
+
 @pytest.mark.parametrize(("layer", "shape", "samples"), [(BatchNorm(3), (3,), 1), (BatchNorm(3), (3, 1), 0)])
 def test_a_channel_with_one_value_has_no_statistics(layer, shape, samples):
     parameters = {name: tensor(value) for name, value in values(layer).items()}

@@ -28,10 +28,10 @@ from py_engine.network import (
     losses,
 )
 from py_engine.network import trainer as trainer_module
+from py_engine.network.batch_sums import samples_of, sum_of_parts
 from py_engine.network.initialisers import ParameterSpec
 from py_engine.network.layers import update
 from py_engine.network.losses import Loss
-from py_engine.network.meeting import samples_of, sum_of_parts
 
 SPLIT = Techniques(split_batch=True)
 

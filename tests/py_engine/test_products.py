@@ -12,7 +12,7 @@ import pytest
 
 import py_engine as pe
 from py_engine.ad.compile import products
-from py_engine.ad.memory import stretches
+from py_engine.ad.memory import segments
 from py_engine.ad.ops import product_parts
 from py_engine.ad.state import entering
 from py_engine.ad.techniques import Techniques
@@ -96,7 +96,7 @@ def test_shared_products_give_the_gradients_of_whole_ones(samples: int, batch: t
         trainer = wide(np.float64, techniques=pe.Techniques(split_batch=split))
         losses = trainer.train_epoch(x, y)
         found.append((losses, trainer.loss_and_gradients(x, y), trainer.parameters.as_dict()))
-        calls = [call for tape in trainer.tapes for step in tape.instructions for call in step.calls]
+        calls = [call for tape in trainer.tapes for step in tape.steps for call in step.calls]
         assert any(is_shared_out(call, trainer) for call in calls) == (split == "auto")
         trainer.close()
     (losses, (loss, gradients), trained), (losses_, (loss_, gradients_), trained_) = found
@@ -126,7 +126,7 @@ def test_small_products_are_left_to_blas(batch: tuple[Any, Any]) -> None:
     """Handing them to threads would take longer than they do."""
     trainer = wide(units=64)
     trainer.train_epoch(batch[0].astype(np.float32), batch[1])
-    calls = [call for tape in trainer.tapes for step in tape.instructions for call in step.calls]
+    calls = [call for tape in trainer.tapes for step in tape.steps for call in step.calls]
     assert not any(is_shared_out(call, trainer) for call in calls)
     trainer.close()
 
@@ -159,9 +159,9 @@ def test_parts_of_a_product_make_the_whole(layout: str, shape: tuple[int, int, i
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 100, 1000])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_stretches_cover_all_elements_once(length: int, count: int) -> None:
+def test_segments_cover_all_elements_once(length: int, count: int) -> None:
     """And begin where a cache line may."""
-    found = stretches(length, count)
+    found = segments(length, count)
     assert 1 <= len(found) <= count
     assert [k for part in found for k in range(length)[part]] == list(range(length))
     assert all(part.start % 16 == 0 for part in found)
@@ -353,7 +353,7 @@ def test_recurrences_with_products_in_parts_are_those_without(
         how = Techniques(product_parts=on)
         trainer = Trainer(chain, batch_size=24, threads=1, optimizer=SGD(0.1), techniques=how)
         losses = [trainer.train_epoch(x, y) for _ in range(3)]
-        calls = [call for step in trainer.tapes[0].instructions for call in step.calls if products.is_product(call)]
+        calls = [call for step in trainer.tapes[0].steps for call in step.calls if products.is_product(call)]
         in_columns = any(call.args[2].ndim == 3 or call.func is product_parts.multiply_in_columns for call in calls)
         assert in_columns == (kernels and on and length > 1)
         found.append((losses, trainer.loss_and_gradients(x, y)[1]))
@@ -553,7 +553,7 @@ def test_what_is_not_multiplied_in_tiles(one_thread: None, rng: np.random.Genera
 
 def in_tiles(trainer: Trainer) -> int:
     """How many calls of the steps are products in tiles, those that threads share out included."""
-    calls = [call for tape in trainer.tapes for step in tape.instructions for call in step.calls]
+    calls = [call for tape in trainer.tapes for step in tape.steps for call in step.calls]
     calls += [part for call in calls if is_shared_out(call, trainer) for part in call.args[0]]
     found = (call for call in calls if products.is_product(call))
     return sum(call.func is product_parts.multiply_in_tiles or call.args[2].ndim > 4 for call in found)

@@ -62,7 +62,7 @@ def test_a_mapping_of_what_no_name_leads_to_is_no_file(change: str, path: Path) 
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, array, rows, places) -> list[list[tuple[int, int]]]:
-    """The stretches of the file that were asked for before each of the places, as numbers of bytes of the array."""
+    """The segments of the file that were asked for before each of the places, as numbers of bytes of the array."""
     found: list[tuple[int, int]] = []
     _, start = mapped_file(array) or ("", 0)
     monkeypatch.setattr(os, "posix_fadvise", lambda _, at, size, __: found.append((at - start, at - start + size)))
@@ -89,8 +89,8 @@ def test_every_row_is_asked_for_a_window_before_it_is_gathered(size: int, path: 
     from_the_disk(monkeypatch, *range(1000))
     rows = np.random.default_rng(size).permutation(100)
     there: set[int] = set()
-    for place, stretches in zip(range(0, 100, 10), asked(monkeypatch, array, rows, range(0, 100, 10)), strict=True):
-        there |= {row for start, end in stretches for row in range(start // 240, -(-end // 240))}
+    for place, segments in zip(range(0, 100, 10), asked(monkeypatch, array, rows, range(0, 100, 10)), strict=True):
+        there |= {row for start, end in segments for row in range(start // 240, -(-end // 240))}
         assert set(rows[place : place + min(size, 10)]) <= there
     assert there == set(rows[: (90 // size + 2) * size])
 
@@ -108,14 +108,14 @@ def test_it_says_when_it_is_to_be_called_again(
 def test_rows_close_to_each_other_are_asked_for_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.load(path, mmap_mode="r")
     monkeypatch.setattr(read_ahead, "GAP", 2 * 240)
-    (stretches,) = asked(monkeypatch, array, np.array([50, 3, 1, 2, 6, 53, 99]), [0])
-    assert stretches == [(240, 7 * 240), (50 * 240, 54 * 240), (99 * 240, 100 * 240)]
+    (segments,) = asked(monkeypatch, array, np.array([50, 3, 1, 2, 6, 53, 99]), [0])
+    assert segments == [(240, 7 * 240), (50 * 240, 54 * 240), (99 * 240, 100 * 240)]
 
 
 def test_much_is_asked_for_in_pieces_that_the_system_reads_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_ahead, "PIECE", 700)
-    (stretches,) = asked(monkeypatch, np.load(path, mmap_mode="r"), np.arange(8), [0])
-    assert stretches == [(0, 700), (700, 1400), (1400, 1920)]
+    (segments,) = asked(monkeypatch, np.load(path, mmap_mode="r"), np.arange(8), [0])
+    assert segments == [(0, 700), (700, 1400), (1400, 1920)]
 
 
 def test_of_a_file_in_memory_only_the_first_window_is_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_of_a_file_in_memory_only_the_first_window_is_asked_for(path: Path, monk
     # Nothing is read until the fifth window; then it is again.
     from_the_disk(monkeypatch, 5, 5, 5, 5, 6, 7, 7, 7, 7, 7)
     found = asked(monkeypatch, array, np.arange(100), range(0, 100, 10))
-    windows = [start // 2400 for stretches in found for start, _ in stretches]
+    windows = [start // 2400 for segments in found for start, _ in segments]
     assert windows == [0, 4, 5]
 
 

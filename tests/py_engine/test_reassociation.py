@@ -109,7 +109,7 @@ def tape_of(function, *inputs):
 
 
 def names(tape):
-    return [step.equation.op.name for step in tape.instructions]
+    return [step.equation.op.name for step in tape.steps]
 
 
 def test_a_long_loop_keeps_half_its_values_and_none_of_the_terms():
@@ -185,7 +185,7 @@ def test_the_gradient_of_a_weight_that_a_loop_reads_is_one_product_where_the_sam
         each = pe.compile(gradient, Techniques(join=False))
         np.testing.assert_allclose(each(weight, x), gradient(weight, x), rtol=1e-12, atol=1e-15)
         (alone,) = each.tapes.values()
-        assert sum(step.equation.op.name == "matmul" for step in alone[0].instructions) == 6 + 5 + 6
+        assert sum(step.equation.op.name == "matmul" for step in alone[0].steps) == 6 + 5 + 6
 
 
 def test_such_a_gradient_can_be_differentiated_once_more(rng):

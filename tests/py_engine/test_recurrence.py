@@ -17,7 +17,7 @@ from py_engine.network.recurrence import BLOCK, Recurrence
 
 KINDS = {"lstm": (recurrence.LSTM, 4), "gru": (recurrence.GRU, 3)}
 # Steps, samples, units.
-SIZES = [(1, 1, 1), (1, 3, 2), (2, 2, 3), (5, 3, 2), (4, 0, 2)]
+SIZES = [(1, 1, 1), (1, 3, 2), (2, 2, 3), (5, 3, 2), (5, 1, 3), (4, 0, 2)]
 
 
 @pytest.fixture(params=[f"{kind}-{returns}" for kind in KINDS for returns in ("last", "all")])
@@ -84,7 +84,26 @@ def test_many_steps_in_blocks(one, dtype):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=(2e-5 if dtype == np.float32 else 1e-12) * largest)
 
 
-@pytest.mark.parametrize("size", SIZES[:4])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_block_may_have_any_steps(one, samples, monkeypatch):
+    recurrence_of, gates, last = one
+    given = operands(gates, (7, samples, 3))
+    weights = drawn((samples, 3) if last else (7, samples, 3), seed=1)[0]
+
+    def slopes(compute: Any) -> Any:
+        def loss(*x: Tensor) -> Tensor:
+            return ops.sum(compute(recurrence_of, last, True, *x)[0] * weights)
+
+        return pe.grad(loss, (0, 1))(*given)
+
+    expected = slopes(single)
+    for steps in (1, 2, 3, 6, 7):
+        monkeypatch.setattr(recurrence, "BLOCK", steps * 4 * samples * 3)
+        for ours, theirs in zip(slopes(fused), expected, strict=True):
+            same(ours, theirs)
+
+
+@pytest.mark.parametrize("size", SIZES[:5])
 def test_derivatives_are_those_of_the_single_ops(one, size):
     """First and second, of the result and of what is kept, forward and backward."""
     recurrence, gates, last = one

@@ -134,7 +134,7 @@ def test_reusing_memory_makes_the_arena_smaller():
 def test_a_single_number_is_not_computed_in_place(size):
     tape = Tape(trace(lambda x: [np.exp(np.sin(np.cos(x)))], [Tensor.symbol((size,), np.dtype(np.float32))]))
     assert tape.plan.size == ALIGNMENT * (2 if size == 1 else 1)
-    for step in tape.instructions:
+    for step in tape.steps:
         in_place = any(np.may_share_memory(step.outs[0], array) for array in step.arrays)
         assert in_place == (size > 1 and step.equation.op is ops.sin)
 
@@ -144,7 +144,7 @@ def test_parts_are_computed_in_their_places():
     apart, _, _ = training_tape(sequences, replace(Techniques(), place_parts=False))
 
     def copies(tape):
-        return sum(len(step.calls) for step in tape.instructions if step.equation.op.name == "assemble")
+        return sum(len(step.calls) for step in tape.steps if step.equation.op.name == "assemble")
 
     assert tape.plan.placed and not apart.plan.placed
     assert copies(tape) < copies(apart)
@@ -190,7 +190,7 @@ def test_equal_expressions_are_computed_once():
         f = pe.compile(pe.grad(twice), replace(Techniques(), simplify=simplify))
         f(np.zeros(3))
         ((tape, _),) = f.tapes.values()
-        return sum(step.equation.op.name == "exp" for step in tape.instructions)
+        return sum(step.equation.op.name == "exp" for step in tape.steps)
 
     assert exponentials(True) == 1
     assert exponentials(False) == 2  # differentiation pulls the two back as one, from one of them
@@ -407,7 +407,7 @@ def test_a_result_may_not_be_computed_over_what_the_function_reads():
 
 def test_arena_and_buffers_are_aligned_to_cache_lines():
     tape, _, _ = training_tape()
-    for step, line in zip(tape.instructions, tape.source.splitlines(), strict=True):
+    for step, line in zip(tape.steps, tape.source.splitlines(), strict=True):
         if step.equation.op.view is None and line.endswith("]"):  # in the arena
             assert step.outs[0].ctypes.data % ALIGNMENT == 0
 
@@ -690,7 +690,7 @@ def test_threads_may_share_a_compiled_function():
 def test_the_source_is_one_line_per_op_and_names_parameters():
     tape, _, _ = training_tape()
     lines = tape.source.splitlines()
-    assert len(lines) == len(tape.instructions)
+    assert len(lines) == len(tape.steps)
     assert any("matmul(v0, weight)" in line and "float64(40, 16) in arena" in line for line in lines)
     assert any("softmax_cross_entropy" in line and "in result" in line for line in lines)
     assert any(line.endswith("# view") for line in lines)

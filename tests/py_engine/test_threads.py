@@ -120,7 +120,7 @@ def test_a_split_batch_that_is_interrupted_before_its_parts_meet_ends(monkeypatc
         return Trainer(chain, batch_size=8, threads=2, techniques=Techniques(split_batch=True))
 
     x, y = np.arange(32, dtype=np.float32).reshape(8, 4) % 7, np.arange(8) % 2
-    trainer, meet = make(), Replay._meet
+    trainer, meet = make(), Replay._run_shard
     trainer.train_epoch(x, y)
 
     def interrupted(step, do, k):
@@ -129,7 +129,7 @@ def test_a_split_batch_that_is_interrupted_before_its_parts_meet_ends(monkeypatc
         meet(step, do, k)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Replay, "_meet", interrupted)
+        patch.setattr(Replay, "_run_shard", interrupted)
         with pytest.raises(KeyboardInterrupt):
             trainer.train_epoch(x, y)
     trainer.train_epoch(x, y)

@@ -255,7 +255,7 @@ def test_auto_leaves_wide_layers_to_blas_and_splits_where_a_large_gradient_is_ro
         trainer = Trainer(chain, batch_size=256, threads=2)
         trainer.train_epoch(x, rng.integers(0, CLASSES, 256))
         assert [len(tape.inputs[0]) for tape in trainer.tapes] == shards
-        steps = [step for tape in trainer.tapes for step in tape.instructions]
+        steps = [step for tape in trainer.tapes for step in tape.steps]
         assert max(a.nbytes for step in steps for a in step.arrays) > SPLIT_FROM
         trainer.close()
 
@@ -270,7 +270,7 @@ def test_auto_leaves_thousands_of_short_calls_whole_and_splits_them_where_they_a
         x = rng.standard_normal((samples, 64, 64)).astype(np.float32)
         trainer.train_epoch(x, rng.integers(0, CLASSES, samples))
         assert [len(tape.inputs[0]) for tape in trainer.tapes] == shards
-        assert sum(len(step.calls) for step in trainer.tapes[0].instructions) > 1000
+        assert sum(len(step.calls) for step in trainer.tapes[0].steps) > 1000
         trainer.close()
 
 

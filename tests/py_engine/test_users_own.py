@@ -183,6 +183,32 @@ def test_elementwise_ops_with_several_results_work_in_tapes():
     assert pe.compile(function)(x) == function(Tensor(x)).item()
 
 
+@pytest.mark.parametrize(("first", "second"), [(0.0, -0.0), (np.float64(0.0), -0.0), (1, True), ((0.0,), (-0.0,))])
+def test_settings_that_differ_are_not_merged(first, second):
+    def kernel(x, out, setting):
+        value = setting[0] if isinstance(setting, tuple) else setting
+        out[...] = -1 if isinstance(value, bool) else np.copysign(1, value)
+
+    with_setting = Op("with_setting", lambda x, setting: (x.shape, x.dtype), kernel=kernel, constant=True)
+
+    def both(x):
+        return with_setting(x, setting=first) + 10 * with_setting(x, setting=second)
+
+    np.testing.assert_array_equal(pe.compile(both)(np.zeros(3)), [1 - 10] * 3)
+
+
+def test_settings_that_cannot_be_hashed_work_in_tapes():
+    def kernel(x, out, shifts):
+        np.add(x, shifts, out)
+
+    shifted = Op("shifted", lambda x, shifts: (x.shape, x.dtype), kernel=kernel, constant=True)
+
+    def twice(x):
+        return shifted(x, shifts=np.arange(3.0)) + shifted(x, shifts=[1.0, 1.0, 1.0])
+
+    np.testing.assert_array_equal(pe.compile(twice)(np.zeros(3)), [1, 2, 3])
+
+
 # Losses ---------------------------------------------------------------------------------------------------
 
 
@@ -314,3 +340,38 @@ def test_a_generator_of_the_users_draws_as_often_as_steps_are_made(threads):
     expected = np.random.default_rng(1)
     expected.random((2, 8, 64), np.float32)
     assert generator.bit_generator.state == expected.bit_generator.state
+
+
+@pytest.mark.parametrize(
+    "function", [lambda chain, x: chain(x), lambda chain, x: Trainer(chain).train_epoch(x, [0] * 8)]
+)
+def test_a_layer_with_a_parameter_more_than_its_chain_has_is_named(function):
+    class Growing(Own):
+        more = False
+
+        def parameters(self):
+            spec = super().parameters()["kept"]
+            return {"kept": spec, "other": spec} if self.more else {"kept": spec}
+
+    layer = Growing(lambda x, kept: x + kept)
+    chain = Chain(layer, seed=0)
+    layer.more = True
+    with pytest.raises(ConfigurationError, match="layer 'growing': its parameter 'other' has no value here"):
+        function(chain, data()[0])
+
+
+def test_steps_of_any_number_of_samples_are_planned_but_not_all_kept(monkeypatch):
+    def trained_in(most):
+        monkeypatch.setattr(trainer_module, "MOST_STEPS", most)
+        chain = Chain(Dense(3, 4), Dropout(0.5), Dense(4, 2), seed=0)
+        x, y = data()
+        with closing(Trainer(chain, "softmax_cross_entropy", SGD(0.1), batch_size=8, threads=1)) as trainer:
+            losses = []
+            for count in (8, 5, 3, 8, 5, 7, 3, 8):
+                losses += [*trainer.train_epoch(x[:count], y[:count])]
+                assert len(trainer._steps) <= most
+            return losses, trainer.state()["dropout.dropout"]
+
+    (losses, state), (others, other) = trained_in(32), trained_in(2)
+    np.testing.assert_array_equal(others, losses)
+    np.testing.assert_array_equal(other, state)

@@ -72,3 +72,25 @@ def test_what_an_op_does_not_say_is_an_error_that_names_it():
     silent = Equation(TABLE["columns"], one.inputs, {}, one.outputs, "conv")
     with pytest.raises(ConfigurationError, match="the op 'columns' in layer 'conv' does not say"):
         _ = silent.flops
+
+
+@pytest.mark.parametrize("stride", [1, 2, 5])
+@pytest.mark.parametrize("dilation", [1, 3])
+@pytest.mark.parametrize("padding", [(0, 0), (2, 0), (4, 7), (11, 11)])
+@pytest.mark.parametrize(("length", "kernel"), [(9, 1), (9, 3), (7, 4), (12, 4)])
+def test_products_of_a_kernel_with_padding_do_not_count(stride, dilation, padding, length, kernel):
+    if length + sum(padding) < (kernel - 1) * dilation + 1:
+        pytest.skip("does not apply: no window")
+    at = {"stride": (stride,), "padding": (padding,), "dilation": (dilation,), "groups": 1}
+    (one,) = equations(lambda a, b: ops.conv(a, b, **at), (1, 1, length), (1, 1, kernel))
+    outputs = one.output.shape[2]
+    there = sum(0 <= o * stride + j * dilation - padding[0] < length for o in range(outputs) for j in range(kernel))
+    assert one.flops == 2 * there
+
+
+def test_to_count_the_products_of_a_long_convolution_takes_no_time_of_its_length():
+    def conv(a, b):
+        return ops.conv(a, b)
+
+    (one,) = equations(conv, (1, 1, 10**9), (1, 1, 512))
+    assert one.flops == 2 * 512 * (10**9 - 511)

@@ -195,7 +195,7 @@ def test_work_grows_with_the_number_of_arguments_and_not_with_its_square(join):
         f, arrays = pe.compile(lambda xs: join(xs)), [numbers(N, seed=k) for k in range(n)]
         np.testing.assert_array_equal(f(arrays), join(arrays))
         tape = tape_of(f)
-        steps = [(step.equation, step.calls) for step in tape.instructions]
+        steps = [(step.equation, step.calls) for step in tape.steps]
         arguments = (tape.program, tape.inputs, tape.outputs, steps, tape._silent)
         counts.append(calls_made_by(lambda arguments=arguments: zero_copy.ZeroCopyCall(*arguments)))
     assert counts[1] < 5 * counts[0]

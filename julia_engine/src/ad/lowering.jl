@@ -9,7 +9,7 @@ function scratch!(p::Instructions, @nospecialize(T::DataType), dims::Vector{Int}
     return memory
 end
 
-const Loop = NTuple{4,Int}
+const Lengths = NTuple{4,Int}
 const NONE = (0, 0, 0, 0)
 const ONCE = (1, 1, 1, 1)
 const NOWHERE = Address(C_NULL, 0)
@@ -19,8 +19,8 @@ const Addresses = NTuple{4,Address}  # of the result and up to three operands
 carrier(@nospecialize(T)) = T === Int64 ? Float64 : T
 
 """Append one instruction."""
-function emit!(p::Instructions, @nospecialize(T::DataType), name::Symbol, at::Addresses, index::Union{Ptr,Address}, n::Loop,
-        strides::NTuple{4,Loop}, i::Loop=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
+function emit!(p::Instructions, @nospecialize(T::DataType), name::Symbol, at::Addresses, index::Union{Ptr,Address}, n::Lengths,
+        strides::NTuple{4,Lengths}, i::Lengths=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
     single = carrier(T) === Float32
     code = kernel(name, single)
     places = convert(Address, index)
@@ -98,7 +98,7 @@ Append one op that walks through `dims` with an operand's strides each (the resu
 several where the operands' layouts need more than four loops.
 """
 function emit_loops!(p::Instructions, @nospecialize(T::DataType), name::Symbol, dims::Vector{Int}, operands::Vector{Memory},
-        strides::Vector{Vector{Int}}, i::Loop=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
+        strides::Vector{Vector{Int}}, i::Lengths=NONE, f::Tuple{Float64,Float64}=(0.0, 0.0))
     any(==(0), dims) && return nothing
     n, s = coalesced(dims, strides)
     at = Address[m.address for m in operands]
@@ -129,7 +129,7 @@ function are_dense_alike(out::Memory, inputs::Vector{Memory})
 end
 
 """Append an elementwise op, with broadcasting."""
-function emit_elementwise!(p::Instructions, name::Symbol, out::Memory, inputs::Vector{Memory}, i::Loop=NONE,
+function emit_elementwise!(p::Instructions, name::Symbol, out::Memory, inputs::Vector{Memory}, i::Lengths=NONE,
         f::Tuple{Float64,Float64}=(0.0, 0.0))
     T = isempty(inputs) ? out.eltype : inputs[1].eltype
     if are_dense_alike(out, inputs)  # as below, without its lists

@@ -46,7 +46,7 @@ One operation. An op is callable with tensors, arrays and numbers.
 - `functions`: the functions of Julia, or of this module, that it stands in for when they are dotted over tensors.
 - `derivatives`: of an elementary function, by each operand: an expression in the operands (`x`, or `a` and `b`) and the value
   `y`, from which the rules of tensors and those of dual numbers are made; empty where the rules are written otherwise.
-- `fuses`: for an op that only a graph's simplification makes: the ops that it stands for.
+- `fuses`: for an op that only the pass `fuse` makes: the ops that it stands for.
 - `attrs`: names of the attributes, for `source(tape)`.
 - `doc`: one line for the op reference.
 - `reads`: which operands the rules read, for each number of inputs: derived from the rules, see [`operands_read`](@ref).
@@ -371,6 +371,13 @@ function broadcast_dims(inputs::Vector{Tensor})
         end
     end
     return dims
+end
+
+"""`x`, which has to broadcast to `dims` without making anything larger; else a `ShapeError` that calls it `what`."""
+function broadcasting_to(what::String, x::Tensor, dims::Vector{Int})
+    fits = length(x.dims) <= length(dims) && all(d -> x.dims[d] == 1 || x.dims[d] == dims[d], eachindex(x.dims))
+    fits || throw(ShapeError("$what must broadcast to size $(Tuple(dims)), got size $(size(x))"))
+    return x
 end
 
 """The one element type of all inputs; arrays keep theirs, so the caller decides which one is meant."""

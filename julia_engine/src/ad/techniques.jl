@@ -2,8 +2,8 @@
     Techniques(; replay=true, ...)
 
 Every technique of the engine as a switch, so that an ablation can tell what each one brings. The defaults are the
-engine; all results are the same with any of them off (to rounding), only slower or larger. The papers' names are in
-brackets.
+engine. With any of them off a step is slower or larger, and results differ by rounding only; beside numbers that are not
+finite, `fuse` and `winograd` may also make more of them NaN. The papers' names are in brackets.
 
 - `replay`: build and sort the graph once and replay it for every batch (topological sort once); off: build and
   differentiate eagerly at every step.

@@ -10,6 +10,7 @@ is_plain(leaves) = !inside_transform() && !any(x -> x isa Tensor, leaves)
 
 """A tensor that is differentiated by here and nowhere else, of this level."""
 function own_variable(@nospecialize(x), level::Int)
+    row = is_row(x)
     is_dual(x) && (x = as_tensor(x, float_of(eltype(x))))
     now = state()
     if x isa Tensor && (x.requires_grad || x.data === nothing || (x.op !== nothing && now.trace !== nothing && !now.symbolic))
@@ -17,6 +18,7 @@ function own_variable(@nospecialize(x), level::Int)
     else
         variable = Variable(x isa Tensor ? value(x) : x)
     end
+    variable.row = row
     variable.requires_grad, variable.level = true, level  # even what is a constant to all outside, as stop_gradient's result
     return variable
 end

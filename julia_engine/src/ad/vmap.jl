@@ -45,7 +45,7 @@ function on_all_samples(@nospecialize(f), @nospecialize(in_axes), @nospecialize(
         places = paths(structure)
         for (k, axis) in enumerate(along)
             if axis === nothing
-                leaves[k] isa AbstractArray{<:Union{Float32,Float64}} && (leaves[k] = Constant(leaves[k]))
+                leaves[k] isa AbstractArray{<:Union{Float32,Float64}} && (leaves[k] = as_row(Constant(leaves[k]), is_row(leaves[k])))
                 continue
             end
             place = "argument $n$(places[k])"

@@ -233,8 +233,8 @@ load(p::Ptr, i) = unsafe_load(p, i)
 store!(p::Ptr, v, i) = unsafe_store!(p, v, i)
 
 # Processors take many times as long for numbers below the smallest normal one, and a running mean that is decayed never gets to
-# zero by itself: what is nearly that small becomes zero, unless a very small epsilon makes it count.
-least_kept(::Type{T}, eps::Float64=1.0) where {T} = eps >= 1e-20 ? 64 * floatmin(T) : zero(T)
+# zero by itself: what is nearly that small becomes zero, unless its root counts beside a very small epsilon.
+least_kept(::Type{T}, eps::Float64=1.0) where {T} = eps >= 1e4 * sqrt(64 * floatmin(T)) ? 64 * floatmin(T) : zero(T)
 kept(x, least) = ifelse(abs(x) < least, zero(x), x)
 
 function update!(o::SGD, p::Ptr{T}, g::Ptr{T}, velocity::Ptr{T}, unused::Ptr{T}, first::Int, last::Int, steps::Int) where {T}

@@ -110,7 +110,7 @@ if Versions.writes_code()
         AD.Kernels.precompile_kernels(Float32)  # those of larger sizes, too
         precompile_sessions()
         precompile(NETWORK.together, (Function, NETWORK.Team))
-        precompile(NETWORK.Wait(NETWORK.Meeting(2, 2)), ())
+        precompile(NETWORK.Wait(NETWORK.BatchSums(2, 2)), ())
         precompile(Entry.communicate, (Int64, Int64, Int64, Ptr{Cvoid}))
         precompile_trainer(Float32)
     end

@@ -85,7 +85,7 @@ end
 """
 A part of a batch: its tape, its place in the batch, and its gradient vector, with the gradients of `columns` apart from
 it. Its loss counts by its share of the batch. `states` are layers' new states: where they go, where they are, how many.
-`meeting` has the sums over all parts, if there are any; `shared` the tape's code for threads that share the products of a
+`batch_sums` has the sums over all parts, if there are any; `shared` the tape's code for threads that share the products of a
 whole batch.
 """
 struct Shard{T}
@@ -100,13 +100,13 @@ struct Shard{T}
     dense::Vector{Tuple{Int,Int}}  # the segments of the gradient that are not kept by columns
     absent::Vector{Tuple{Int,Int}}  # those that the loss of this step does not depend on: other steps may have written there
     states::Vector{Tuple{Ptr{T},Ptr{T},Int}}
-    meeting::Union{Nothing,Meeting}
+    batch_sums::Union{Nothing,BatchSums}
     large_products::Bool  # large enough for several threads of BLAS
     shared::Union{Nothing,AD.Kernels.SharedCode{T}}
 end
 
 """The instructions of a step on elements of one type."""
-instructions(::Type{T}, step::AD.Step) where {T} = T === Float32 ? step.singles : step.doubles
+instructions(::Type{T}, step::AD.TapeStep) where {T} = T === Float32 ? step.singles : step.doubles
 
 """The same part of a batch with its products shared out to threads; `nothing` where other products take most of the work."""
 function with_shared_products(shard::Shard{T}, threads::Int) where {T}
@@ -115,13 +115,13 @@ function with_shared_products(shard::Shard{T}, threads::Int) where {T}
     shared = AD.Kernels.shared_code(T, shard.tape.code, UnitRange{Int}[instructions(T, step) for step in shard.tape.steps], threads)
     shared === nothing && return nothing
     return Shard{T}(shard.tape, shard.x, shard.y, shard.first, shard.count, shard.loss, shard.gradient, shard.columns,
-        shard.dense, shard.absent, shard.states, shard.meeting, shard.large_products, shared)
+        shard.dense, shard.absent, shard.states, shard.batch_sums, shard.large_products, shared)
 end
 
 """Plan a part of a batch; with `sparse`, gradients of matrices of which columns are looked up are kept as `columns`."""
 function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{Int}, target_type::DataType, first::Int,
         count::Int, samples::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool,
-        meeting::Union{Nothing,Meeting}=nothing, thread::Int=1) where {T}
+        batch_sums::Union{Nothing,BatchSums}=nothing, thread::Int=1) where {T}
     parameters = chain.parameters
     layout = parameters.layout
     inputs = Tensor[AD.symbol(takes_ids(chain) ? Int64 : T, push!(copy(input), count), "x"),
@@ -134,7 +134,7 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
         append!(found, gradients(Tensor[value], Tensor[AD.literal(T, 1)], trained_tensors(parameters)))
         return value
     end
-    value, nodes = AD.@entering techniques=techniques tracing_part(() -> AD.tracing(traced_part), meeting, thread, count)
+    value, nodes = AD.@entering techniques=techniques tracing_part(() -> AD.tracing(traced_part), batch_sums, thread, count)
     outputs, results, lookups, absent = Tensor[value], Dict{Int,Any}(), Tuple{Int,Tensor,Int}[], Tuple{Int,Int}[]
     parts = memories(trainable_part(layout), gradient)
     for i in eachindex(found)
@@ -159,7 +159,7 @@ function Shard{T}(chain::Chain, objective, input::Vector{Int}, target::Vector{In
     states = Tuple{Ptr{T},Ptr{T},Int}[(Ptr{T}(address(parameters.vector)) + sizeof(T) * layout.offsets[i],
         Ptr{T}(address(tape.outputs[first_state+k])), prod(layout.dims[i])) for (k, (i, _)) in enumerate(news)]
     return Shard{T}(tape, address(tape.inputs[1]), address(tape.inputs[2]), first, count,
-        elements_of(tape.outputs[1]::Array{T,0}), gradient, columns, dense_segments(layout, columns), absent, states, meeting,
+        elements_of(tape.outputs[1]::Array{T,0}), gradient, columns, dense_segments(layout, columns), absent, states, batch_sums,
         AD.Kernels.multiplications_per_call(tape.code) >= LEAST_SHARED, nothing)
 end
 
@@ -201,7 +201,7 @@ function splitting_pays(shards::Vector{Shard{T}}; shared::Bool=true) where {T}
             multiplied = sum(Float64[AD.Kernels.multiplications(code[i]) for i in range if code[i].kernel in products])
             spread += multiplied / MULTIPLICATIONS_PER_BYTE
         end
-        if step.equation.op.view === nothing && AD.Kernels.product_of(code, range) === nothing
+        if step.equation.op.view === nothing && AD.Kernels.product_of(code, range, products) === nothing
             spread += AD.bytes_moved(step)
         end
     end
@@ -233,22 +233,23 @@ is between them. False when one of the threads will never come.
     for j in 1:length(shared.stages)
         k == 1 && GC.@preserve shard AD.Kernels.execute_stage!(shared, j)
         j == length(shared.stages) && break
-        meet!(team) || return false
+        barrier!(team) || return false
         AD.Kernels.execute_product!(shared, k, j)
-        meet!(team) || return false
+        barrier!(team) || return false
     end
     return true
 end
 
-"""Let the parts of a batch that meet wait for the threads of this team."""
-function meet_in!(team::Team, batches::Vector{<:Shard}...)
+"""Let the sums over a batch be those of the threads of this team."""
+function sum_in!(team::Team, batches::Vector{<:Shard}...)
     for shards in batches, shard in shards
-        shard.meeting === nothing || (shard.meeting.team = team)
+        shard.batch_sums === nothing || (shard.batch_sums.team = team)
     end
 end
 
 """Whether new states of layers may be of this part of a batch: of its samples, or of their number, and not of sums over all."""
 function keeps_of_its_samples(shard::Shard)
+    isempty(shard.states) && return false
     program = shard.tape.program
     of_samples = Set{UInt}(objectid(x) for x in program.inputs[1:2])  # samples and targets
     of_sums = Set{UInt}()
@@ -276,10 +277,10 @@ function make_shards(::Type{T}, chain::Chain, objective, input::Vector{Int}, tar
         samples::Int, threads::Int, gradient::Vector{T}, techniques::Techniques, sparse::Bool=false) where {T}
     n = min(threads, samples)
     ends = Int[samples * k ÷ n for k in 0:n]
-    meeting = n > 1 && (couples_batch(chain) || couples_batch(objective)) ? Meeting(n, samples) : nothing
+    batch_sums = n > 1 && (couples_batch(chain) || couples_batch(objective)) ? BatchSums(n, samples) : nothing
     return Shard{T}[Shard{T}(chain, objective, input, target, target_type, ends[k], ends[k+1] - ends[k], samples,
         k == 1 ? gradient : new_gradient(T, chain.parameters.layout),
-        techniques, sparse, meeting, k) for k in 1:n]
+        techniques, sparse, batch_sums, k) for k in 1:n]
 end
 
 """Set what lies between the tensors to zero: every number of a gradient vector is looked at."""

@@ -7,7 +7,7 @@
 struct Team
     size::Int
     arrived::Threads.Atomic{Int}
-    meetings::Threads.Atomic{Int}
+    barriers::Threads.Atomic{Int}
     broken::Threads.Atomic{Int}
 end
 Team(size::Int) = Team(size, Threads.Atomic{Int}(0), Threads.Atomic{Int}(0), Threads.Atomic{Int}(0))
@@ -19,17 +19,17 @@ const ALONE = Team(1)
 const PATIENCE = 2000
 
 """Barrier: wait for all threads of the team; false where one has failed and will not come."""
-@inline function meet!(team::Team)
+@inline function barrier!(team::Team)
     team.size == 1 && return true
     team.broken[] == 0 || return false
-    meeting = team.meetings[]
+    passed = team.barriers[]
     if Threads.atomic_add!(team.arrived, 1) == team.size - 1
         team.arrived[] = 0
-        Threads.atomic_add!(team.meetings, 1)
+        Threads.atomic_add!(team.barriers, 1)
         return team.broken[] == 0
     end
     turns = 0
-    while team.meetings[] == meeting
+    while team.barriers[] == passed
         team.broken[] == 0 || return false
         turns += 1
         turns < PATIENCE ? ccall(:jl_cpu_pause, Cvoid, ()) : offer_processor()
@@ -122,8 +122,8 @@ const GAIN = 1.03
 """Threads of BLAS wait busily for 0.1 s after a product: seconds at the start of a trial that do not count, and those that do."""
 const BUSY_SECONDS, BLAS_TRIAL_SECONDS = 0.1, 0.05
 """
-Both are compared again, since other work that had the processors may have ended, or begun: after these seconds of training, at
-least, and after so many times those of the comparison before.
+Both are compared again, since other work that had the processors may have ended, or begun: after at least these seconds of
+training, and at least this many times those of the last comparison.
 """
 const AGAIN_SECONDS, AGAIN_TIMES = 20.0, 50
 """
@@ -152,8 +152,8 @@ mutable struct Trials
     step_seconds::Float64  # of a step in the chosen way, when it was chosen
     limit::Float64  # of a step that one thread would take less than
     window::Float64  # seconds of training that are held against it together
-    watched::Float64  # of which there are so many by now
-    watched_steps::Int  # of so many steps
+    watched::Float64  # seconds of training since the last check
+    watched_steps::Int  # steps since then
     waited::Float64  # seconds of this trial that do not count
     steps::Int  # of this trial, that count
     spent::Float64  # seconds of these

@@ -206,16 +206,19 @@ function train!(trainer::Trainer, x::AbstractArray, y::AbstractArray; epochs::In
     random, n = stream(seed, "order"), size(x)[end]
     return map(1:epochs) do _
         order = shuffle ? randperm(random, n) : collect(1:n)
-        mean_loss(train_epoch!(trainer, x, y, order), n, trainer.batch_size)
+        mean_loss(trainer.loss, train_epoch!(trainer, x, y, order), y, order, trainer.batch_size)
     end
 end
 train!(chain::Chain, x::AbstractArray, y::AbstractArray; epochs::Integer=1, shuffle::Bool=true, seed::Integer=0, options...) =
     train!(Trainer(chain; options...), x, y; epochs=epochs, shuffle=shuffle, seed=seed)
 
-function mean_loss(losses::Vector{Float64}, samples::Int, batch_size::Int)
+"""The mean over all samples of an epoch of the `losses` of its steps, each by how much its mini-batch counts."""
+function mean_loss(loss::Loss, losses::Vector{Float64}, y::AbstractArray, order::Vector{Int}, batch_size::Int)
     m = Mean()
-    for (step, loss) in enumerate(losses)
-        add!(m, loss, min(batch_size, samples - (step - 1) * batch_size))
+    for (step, found) in enumerate(losses)
+        rows = order[(step-1)*batch_size+1:min(step * batch_size, end)]
+        weight = mean_weight(loss, selectdim(y, ndims(y), rows), length(rows))
+        weight > 0 && add!(m, found, weight)
     end
     return result(m)
 end
@@ -269,7 +272,7 @@ function costs(trainer::Trainer{T}) where {T}
     team = alone || (n == 1 && shared === nothing) ? ALONE : trainer.team
     streams = kept_streams(trainer.streams)
     before = set_blas_threads(runs_alone(trainer) ? 1 : blas_threads(shards, trainer.threads))
-    meet_in!(team, shards)
+    sum_in!(team, shards)
     try
         together(team) do k
             if team.size > 1 && shared !== nothing
@@ -281,7 +284,7 @@ function costs(trainer::Trainer{T}) where {T}
             end
         end
     finally
-        meet_in!(ALONE, shards)
+        sum_in!(ALONE, shards)
         set_blas_threads(before)
         put_back!(streams)
     end
@@ -314,9 +317,9 @@ function shared_costs(shard::Shard{T}, shared::AD.Kernels.SharedCode{T}, parts::
         j, product = get(products, op, (0, 1:0))
         j == 0 && return AD.run_part!(tape, part)
         AD.Kernels.execute!(code, first(op), first(product) - 1)
-        meet!(team)
+        barrier!(team)
         AD.Kernels.execute_product!(shared, 1, j)
-        meet!(team)
+        barrier!(team)
         AD.Kernels.execute!(code, last(product) + 1, last(op))
         return nothing
     end)
@@ -325,9 +328,9 @@ end
 """What thread `k`, not the first, does meanwhile: its parts of the products."""
 function share_products!(shared::AD.Kernels.SharedCode, team::Team, k::Int)
     for _ in 1:REPEATS, j in 1:length(shared.stages)-1
-        meet!(team) || return nothing
+        barrier!(team) || return nothing
         AD.Kernels.execute_product!(shared, k, j)
-        meet!(team) || return nothing
+        barrier!(team) || return nothing
     end
     return nothing
 end
@@ -607,10 +610,10 @@ end
 
 """
 How all threads make a step of these parts of a batch: the team that runs them, and the threads of BLAS. `others` are the parts of
-the last batch, which may meet where those of a whole one do not.
+the last batch, which may have sums over the batch where those of a whole one do not.
 """
 function all_threads(trainer::Trainer, shards::Vector{<:Shard}, others::Vector{<:Shard}=shards)
-    works_together = length(shards) > 1 || shards[1].shared !== nothing || any(shard -> shard.meeting !== nothing, others)
+    works_together = length(shards) > 1 || shards[1].shared !== nothing || any(shard -> shard.batch_sums !== nothing, others)
     return works_together ? trainer.team : ALONE, blas_threads(shards, trainer.threads)
 end
 
@@ -621,7 +624,7 @@ wait for each other, and where one of them rounds otherwise, as in a norm.
 function trials_for!(trainer::Trainer, shards::Vector{<:Shard}, others::Vector{<:Shard}, samples::Int, threads::Int)
     is_split = length(shards) > 1
     (is_split && others[1].shared !== nothing || !rounds_alike(trainer)) && !Versions.writes_code() && return nothing
-    all(shard -> shard.meeting === nothing, shards) && all(shard -> shard.meeting === nothing, others) || return nothing
+    all(shard -> shard.batch_sums === nothing, shards) && all(shard -> shard.batch_sums === nothing, others) || return nothing
     key = (samples, threads_for(trainer, samples, threads))
     known = get(trainer.trials, key, nothing)
     known === nothing || return known
@@ -721,14 +724,14 @@ end
 
 function in_team!(trainer, team, shards, others, data, losses, first, last, steps, pending)
     failed = Threads.Atomic{Int}(0)
-    meet_in!(team, shards, others)
+    sum_in!(team, shards, others)
     try
         together(team) do k
             found = work!(trainer, team, k, shards, others, data, losses, first, last, steps, pending)
             k == 1 && (failed[] = found)
         end
     finally
-        meet_in!(ALONE, shards, others)
+        sum_in!(ALONE, shards, others)
     end
     return failed[]
 end
@@ -751,7 +754,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         shared = shards[1].shared
         shares = team.size > 1 && shared !== nothing
         if shares
-            run!(shards[1], shared, data, start + own.first, team, k) && meet!(team) || return 0
+            run!(shards[1], shared, data, start + own.first, team, k) && barrier!(team) || return 0
             finite = all_finite(trainer, shards[1], team.size, k)
         end
         while j <= length(shards)
@@ -765,7 +768,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
             j += team.size
         end
         partial[8k] = finite ? 0.0 : 1.0
-        meet!(team) || return 0
+        barrier!(team) || return 0
         loss, wrong = 0.0, 0.0
         for shard in shards
             loss += unsafe_load(shard.loss)
@@ -786,7 +789,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
         if clips
             reduce!(trainer, shards, updates, from, to)
             if updates
-                meet!(team) || return 0  # nobody reads `partial` any more
+                barrier!(team) || return 0  # nobody reads `partial` any more
                 clip!(trainer, team, k, from, to) || return left_out!(trainer, k, from, to, step)
                 update_segment!(trainer, from, to, steps)
             end
@@ -810,7 +813,7 @@ function work!(trainer::Trainer{T}, team::Team, k::Int, full::Vector{Shard{T}}, 
             trainer.state.steps, trainer.pending = steps, pending
             updates && (trainer.update_seconds = min(trainer.update_seconds, (time_ns() - before) / 1e9))
         end
-        meet!(team) || return 0
+        barrier!(team) || return 0
     end
     return 0
 end
@@ -826,11 +829,11 @@ end
 function add_parts!(trainer::Trainer{T}, team::Team, k::Int, shards::Vector{Shard{T}}, weight::Float64, finite::Bool) where {T}
     from, to = segment(1, length(trainer.gradient), team.size, k)
     sum_shards!(trainer, shards, from, to)
-    meet!(team) || return false
+    barrier!(team) || return false
     k == 1 && exchange!(trainer.communicator::Communicator, trainer.gradient, weight, finite)
-    meet!(team) || return false
+    barrier!(team) || return false
     all_finite(trainer.gradient) && return true
-    meet!(team) || return false
+    barrier!(team) || return false
     k == 1 && fill!(trainer.gradient, 0)  # no tape writes what has no derivative, so that it would stay NaN
     return false
 end
@@ -921,9 +924,9 @@ function clip!(trainer::Trainer{T}, team::Team, k::Int, from::Int, to::Int) wher
     o.clip_norm < Inf || return true
     norm, unit = sqrt(over_threads(+, trainer, team, k, Float64(squares(g, from, to)))), 1.0
     if norm == Inf  # finite numbers may have squares that are not
-        meet!(team) || return false  # nobody reads `partial` any more
+        barrier!(team) || return false  # nobody reads `partial` any more
         unit = unit_of(over_threads(max, trainer, team, k, largest(g, from, to)))
-        meet!(team) || return false
+        barrier!(team) || return false
         scale!(g, T(1 / unit), from, to)
         norm = unit * sqrt(over_threads(+, trainer, team, k, Float64(squares(g, from, to))))
     end
@@ -933,10 +936,10 @@ function clip!(trainer::Trainer{T}, team::Team, k::Int, from::Int, to::Int) wher
     return true
 end
 
-"""What `combine` makes of a number of each thread, in their order; NaN where they do not meet."""
+"""What `combine` makes of a number of each thread, in their order; NaN where the barrier is broken."""
 function over_threads(combine::F, trainer::Trainer, team::Team, k::Int, mine::Float64) where {F}
     trainer.partial[8k] = mine
-    meet!(team) || return NaN
+    barrier!(team) || return NaN
     found = trainer.partial[8]
     for m in 2:team.size
         found = combine(found, trainer.partial[8m])
@@ -1089,7 +1092,7 @@ function shards_for!(trainer::Trainer{T}, samples::Int, available::Int=threads_t
 end
 
 """
-How many threads a batch is split over. Parts that meet each other need a thread each, which they do not have inside a
+How many threads a batch is split over. Parts with sums over the batch need a thread each, which they do not have inside a
 parallel region of the user's; others can wait for their turn. `available` is what `threads_to_use` says.
 """
 function threads_for(trainer::Trainer, samples::Int, available::Int=threads_to_use(trainer.team.size))
@@ -1139,7 +1142,7 @@ end
 
 """
 The name of the first op that needs a whole batch, but for sums over its parts outside of loops, or nothing: inside of one
-they would meet again before all have read them, and not equally often.
+they would come to the next barrier before all have read them, and not equally often.
 """
 function coupling_op(equations::Vector{AD.Equation})
     for e in equations

@@ -20,7 +20,7 @@ from py_engine.ad.mutation import captured
 from py_engine.ad.op import Shape, as_tensor
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.state import STATE, entering, restoring
-from py_engine.ad.techniques import SUMS, Techniques
+from py_engine.ad.techniques import COMPILE_DEFAULTS, Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor, plain_arrays
 from py_engine.ad.transforms import check_callable
 from py_engine.errors import ConfigurationError, DTypeError, ReplayError, TraceError
@@ -56,7 +56,7 @@ class Compiled:
     function itself is called instead: its results are then tensors that can be differentiated.
     """
 
-    def __init__(self, function: Function, techniques: Techniques = SUMS) -> None:
+    def __init__(self, function: Function, techniques: Techniques = COMPILE_DEFAULTS) -> None:
         self.function = function
         self.techniques = replace(techniques, winograd=False)
         self.tapes: dict[Signature, tuple[Tape, Pack]] = {}
@@ -143,7 +143,7 @@ class Compiled:
         )
 
 
-def compile(function: Function, techniques: Techniques = SUMS) -> Compiled:
+def compile(function: Function, techniques: Techniques = COMPILE_DEFAULTS) -> Compiled:
     """Return `function` as a replayed tape; `compile(grad(f))` and `compile(value_and_grad(f))` work as well.
 
     See `Compiled` for what is fixed by tracing. Arguments are given by position.

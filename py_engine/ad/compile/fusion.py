@@ -121,7 +121,7 @@ class _Uses:
 
 
 @dataclass(frozen=True, eq=False)
-class Gradient:
+class PooledGradient:
     """What differentiating a chain once makes.
 
     Attributes:
@@ -138,7 +138,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class PooledConvolution:
     """A convolution, perhaps a bias for each filter, perhaps a relu, the pool, and perhaps its gradient.
 
     `embedding` is the embedding of texts (N, length) whose word vectors are the channels of the convolution's input.
@@ -149,10 +149,10 @@ class Chain:
     relu: bool
     pool: Equation
     embedding: Equation | None
-    gradient: Gradient | None
+    gradient: PooledGradient | None
 
 
-def _chain(pool: Equation, uses: _Uses) -> Chain | None:
+def _chain(pool: Equation, uses: _Uses) -> PooledConvolution | None:
     """Return the chain that ends in this pool, if there is one that less work can be made of."""
     (before,) = pool.inputs
     x, inner = before, []  # the values that are no longer computed
@@ -179,10 +179,10 @@ def _chain(pool: Equation, uses: _Uses) -> Chain | None:
     if any(uses.of(value) is None or len(uses.of(value) or ()) != 1 for value in inner[1:]):
         return None
     embedding = _embedding_of(conv, uses)
-    found = _gradient(before, relu, bias, pool, conv, embedding, uses)
+    found = _gradient(before, relu, bias, conv, embedding, uses)
     if found is None:
         return None
-    chain = Chain(conv, bias, relu, pool, embedding, found[0])
+    chain = PooledConvolution(conv, bias, relu, pool, embedding, found[0])
     return chain if _lowering(chain) is not None else None
 
 
@@ -190,11 +190,10 @@ def _gradient(
     before: Tensor,
     relu: bool,
     bias: Tensor | None,
-    pool: Equation,
     conv: Equation,
     embedding: Equation | None,
     uses: _Uses,
-) -> tuple[Gradient | None] | None:
+) -> tuple[PooledGradient | None] | None:
     """Return a chain's gradient in a tuple, `(None,)` where it has none; None if others need the chain's values."""
     readers = uses.of(before)
     if readers is None:
@@ -205,7 +204,7 @@ def _gradient(
         return None
     if not starts:
         return None if masks else (None,)
-    found, g = Gradient(starts[0]), starts[0].output
+    found, g = PooledGradient(starts[0]), starts[0].output
     if relu:
         selected = uses.of(g)
         if selected is None or len(selected) != 1 or len(masks) != 1 or uses.of(masks[0].output) != selected:
@@ -281,17 +280,17 @@ def _embedding_gradient(x: Tensor, embedding: Equation, uses: _Uses) -> Equation
 Pooled: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """What `PHASE_MAX_GRADIENT` takes: the gradient by a maximum over phases, the phases, and the maximum."""
 
-Pull: TypeAlias = Callable[[Pooled, Gradient], Mapping[str, Tensor]]
+Pull: TypeAlias = Callable[[Pooled, PooledGradient], Mapping[str, Tensor]]
 """Returns from a pool's gradient those that there are: `by_weight`, `by_x`, `by_words`."""
 
-Lowering: TypeAlias = Callable[[Chain, Tensor, Tensor, "Tensor | None"], tuple[Tensor, Pull]]
+Lowering: TypeAlias = Callable[[PooledConvolution, Tensor, Tensor, "Tensor | None"], tuple[Tensor, Pull]]
 """Makes the phases (window, filters, ...) from x, the weight and an embedding's matrix; and their pullback."""
 
 
 class _Fused:
     """A chain rewritten: its result, and on demand its gradients. Ops made here are traced."""
 
-    def __init__(self, chain: Chain, replaced: Mapping[int, Tensor]) -> None:
+    def __init__(self, chain: PooledConvolution, replaced: Mapping[int, Tensor]) -> None:
         lowering = _lowering(chain)
         assert lowering is not None
         self.chain = chain
@@ -320,12 +319,12 @@ class _Fused:
         return {id(x): ops.reshape(value, x.shape) for name, value in found.items() for x in getattr(gradient, name)}
 
 
-def _lowering(chain: Chain) -> Lowering | None:
+def _lowering(chain: PooledConvolution) -> Lowering | None:
     """Return the lowering of a chain to its phases that is least work; None for op after op."""
     return min(_lowerings(chain), key=lambda found: found[0])[1]
 
 
-def _lowerings(chain: Chain) -> list[tuple[int, Lowering | None]]:
+def _lowerings(chain: PooledConvolution) -> list[tuple[int, Lowering | None]]:
     """Return all lowerings of a chain to its phases, each with its work in the forward pass of one sample."""
     conv, pool = chain.conv, chain.pool
     x, weight = conv.inputs
@@ -337,10 +336,9 @@ def _lowerings(chain: Chain) -> list[tuple[int, Lowering | None]]:
     plain = conv_work(x, weight, conv.output.shape[2:], **conv.attrs) // max(x.shape[0], 1)
     plain += work(0, passes * filters * results + 2 * phases)
     field = channels * math.prod(k + w - 1 for k, w in zip(kernel, window, strict=True))
-    found: list[tuple[int, Lowering | None]] = [
-        (plain, None),
-        (work(phases * field, windows * field + phases), _wide_kernels),
-    ]
+    found: list[tuple[int, Lowering | None]] = [(plain, None)]
+    if math.prod(w * k * (k + w - 1) for k, w in zip(kernel, window, strict=True)) <= MOST_EMBEDDED:
+        found.append((work(phases * field, windows * field + phases), _wide_kernels))
     axis = _sliding_axis(conv)
     if axis is not None and pool.attrs["stride"][axis] >= window[axis]:
         shares = filters * kernel[axis] * x.shape[2 + axis]
@@ -356,7 +354,7 @@ def _sliding_axis(conv: Equation) -> int | None:
     return None if padded or len(sliding) > 1 else sliding[0]
 
 
-def _wide_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:
+def _wide_kernels(chain: PooledConvolution, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:
     filters, channels, *kernel = weight.shape
     window = chain.pool.attrs["window"]
     field = tuple(k + w - 1 for k, w in zip(kernel, window, strict=True))
@@ -368,7 +366,7 @@ def _wide_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None)
     columns = COLUMNS(x, **at)
     product = MATMUL(rows, columns)
 
-    def pull(pooled: Pooled, gradient: Gradient) -> dict[str, Tensor]:
+    def pull(pooled: Pooled, gradient: PooledGradient) -> dict[str, Tensor]:
         g = ops.reshape(PHASE_MAX_GRADIENT(*pooled), product.shape)
         found = {}
         if gradient.by_weight:
@@ -388,7 +386,7 @@ def _by(i: int, g: Tensor, product: Tensor) -> Tensor:
     return unbroadcast(found, product.inputs[i])
 
 
-def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:
+def _sliding_kernels(chain: PooledConvolution, x: Tensor, weight: Tensor, words: Tensor | None) -> tuple[Tensor, Pull]:
     conv, pool = chain.conv, chain.pool
     axis = _sliding_axis(conv)
     assert axis is not None
@@ -407,7 +405,7 @@ def _sliding_kernels(chain: Chain, x: Tensor, weight: Tensor, words: Tensor | No
     rows, rows_back = _rearranged(x, (0, spatial, *others), (samples * length, channels))
     settings = {"kernel": kernel, "samples": samples, **at}
 
-    def pull(pooled: Pooled, gradient: Gradient) -> dict[str, Tensor]:
+    def pull(pooled: Pooled, gradient: PooledGradient) -> dict[str, Tensor]:
         g = SHIFTED_GRADIENT(PHASE_MAX_GRADIENT(*pooled), places=length, **settings)
         found = {}
         if gradient.by_x:
@@ -445,7 +443,7 @@ def _sliding_words(
     ids, padding_index = embedding.inputs[1], embedding.attrs["padding_index"]
     length, vocabulary = ids.shape[1], len(words)
 
-    def pull(pooled: Pooled, gradient: Gradient) -> dict[str, Tensor]:
+    def pull(pooled: Pooled, gradient: PooledGradient) -> dict[str, Tensor]:
         found: dict[str, Any] = {}
         different = WORDS(ids, vocabulary=vocabulary)
         sums = WORD_SUMS(*pooled, different, kernel=places, length=length, stride=at["stride"])
@@ -458,6 +456,10 @@ def _sliding_words(
         return found
 
     return WORD_PHASES(words, by_place, ids, places=places, padding_index=padding_index, **at), pull
+
+
+MOST_EMBEDDED = 1 << 20
+"""Elements of a constant that `_embedding` makes."""
 
 
 @lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from py_engine.ad.memory import stretches
+from py_engine.ad.memory import segments
 from py_engine.ad.op import COUNTED, Call, Equation
 from py_engine.ad.ops.product_parts import multiply_column_by_row, multiply_in_columns, multiply_in_tiles
 from py_engine.ad.tensor import FLOATS
@@ -72,7 +72,7 @@ def is_one_product(calls: Sequence[Call]) -> bool:
 
 def is_product(call: Call) -> bool:
     """Whether a call is a product of two matrices, or of stacks of them."""
-    products = (np.matmul, multiply_column_by_row, multiply_in_columns, multiply_in_tiles)
+    products = (np.matmul, np.ndarray.dot, multiply_column_by_row, multiply_in_columns, multiply_in_tiles)
     return isinstance(call, partial) and call.func in products and len(call.args) == 3
 
 
@@ -109,10 +109,11 @@ def shared(call: Call, run: Callable[[Sequence[Call]], None], threads: int) -> C
     a, b, out = call.args
     # A column and a row are multiplied row by row, or by BLAS, which then writes to memory in one piece only.
     axis = 1 if a.size < b.size and call.func is not multiply_column_by_row else 0
+    multiply = np.matmul if call.func is np.ndarray.dot else call.func  # `dot` writes no columns of a larger array
 
     def part(mine: slice) -> Call:
         if axis:
-            return partial(call.func, a, b[:, mine], out[:, mine])
-        return partial(call.func, a[mine], b, out[mine])
+            return partial(multiply, a, b[:, mine], out[:, mine])
+        return partial(multiply, a[mine], b, out[mine])
 
-    return partial(run, [part(mine) for mine in stretches(out.shape[axis], threads)])
+    return partial(run, [part(mine) for mine in segments(out.shape[axis], threads)])

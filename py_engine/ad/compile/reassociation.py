@@ -50,7 +50,7 @@ def add_early(program: Program) -> Program:
             ready[id(x)] = place.get(id(x), 0)
             if id(x) in movable and uses[id(x)] == counts[id(x)]:  # nothing else needs it
                 ready[id(x)] = min(ready[id(x)], max(place.get(id(a), 0) for a in made[id(x)].inputs))
-        running: dict[int, Tensor] = {}  # for each count the sum of the terms that occur so often
+        running: dict[int, Tensor] = {}  # for each count the sum of the terms with that count
         at = 0
 
         def add(op: Op, *inputs: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from py_engine.ad.ops.shape import BROADCAST_TO, COPY, RESHAPE
 from py_engine.ad.program import Program, inner_equations, simplify
 from py_engine.ad.reverse import topological_sort
 from py_engine.ad.state import STATE, entering, restoring
-from py_engine.ad.techniques import SUMS, Techniques
+from py_engine.ad.techniques import COMPILE_DEFAULTS, Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Tensor
 from py_engine.errors import NonFiniteError, ReplayError, TraceError
 
@@ -59,7 +59,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Instruction:
+class TapeStep:
     """One equation of the tape: from and into which arrays it is computed, by which calls."""
 
     equation: Equation
@@ -105,7 +105,7 @@ class Tape:
     Attributes:
         inputs: the buffers to fill before `run()`.
         outputs: the buffers that `run()` fills.
-        instructions: what `run()` does, in order.
+        steps: what `run()` does, in order.
         program: what it computes, as it is bound: simplified, each output in separate memory, with the copies that
             layouts need.
         captured: the leaves that are captured, or that what is captured was computed from.
@@ -120,7 +120,7 @@ class Tape:
         self,
         program: Program,
         results: Mapping[int, Array] | None = None,
-        techniques: Techniques = SUMS,
+        techniques: Techniques = COMPILE_DEFAULTS,
         is_rewritten: bool = False,
     ) -> None:
         if not is_rewritten:
@@ -183,13 +183,13 @@ class Tape:
             if arrays[i] is None:
                 arrays[i] = _result(results.get(k), x, leaves)
         self.outputs = [self._memory(number[id(x)], arrays) for x in program.outputs]
-        self.instructions: list[Instruction] = []
-        self._checks: set[Any] = set()  # that the instructions so far make; their arrays are held by these
+        self.steps: list[TapeStep] = []
+        self._checks: set[Any] = set()  # that the steps so far make; their arrays are held by these
         with entering(scope=STATE.scope, techniques=self.techniques):
             for equation in program.equations:
                 STATE.scope = equation.scope  # errors of the calls name it
-                self.instructions.append(self._instruction(equation, arrays))
-        self._calls: list[Call] = [call for step in self.instructions for call in step.calls]
+                self.steps.append(self._bound(equation, arrays))
+        self._calls: list[Call] = [call for step in self.steps for call in step.calls]
         # Non-finite results are found and explained by diagnose(). Entering a context in which numpy is silent takes
         # a tenth of the time that np.errstate does, which is as much as two calls of a small tape.
         self._silent: Silent
@@ -292,7 +292,7 @@ class Tape:
             if not self.techniques.preallocate:
                 return [out.copy() for out in self(*arrays)]
             if self._zero_copy is None:
-                steps = [(step.equation, step.calls) for step in self.instructions]
+                steps = [(step.equation, step.calls) for step in self.steps]
                 self._zero_copy = ZeroCopyCall(self.program, self.inputs, self.outputs, steps, self._silent)
             self.check_captured()
             return self._zero_copy(arrays)
@@ -300,11 +300,11 @@ class Tape:
             self._replaying = False
 
     def large_products(self) -> set[int]:
-        """Return the places, among the instructions, of matrix products that are worth sharing out to threads.
+        """Return the places, among the steps, of matrix products that are worth sharing out to threads.
 
         There are none where other products take over a quarter of all operations, or the calls are not what runs.
         """
-        products = {k: step for k, step in enumerate(self.instructions) if step.equation.op.product}
+        products = {k: step for k, step in enumerate(self.steps) if step.equation.op.product}
         large = {k for k, step in products.items() if is_one_product(step.calls) and worth_sharing(step.calls[0])}
         flops = sum(step.equation.flops for step in products.values())
         most = 4 * sum(products[k].equation.flops for k in large) >= 3 * flops
@@ -316,12 +316,12 @@ class Tape:
         Both compute in the same memory: only one of them may run at a time.
         """
         tape = copy.copy(self)
-        tape.instructions = list(self.instructions)
+        tape.steps = list(self.steps)
         for k in self.large_products():
-            step = self.instructions[k]
+            step = self.steps[k]
             product, *rest = step.calls
-            tape.instructions[k] = replace(step, calls=(shared(product, run, threads), *rest))
-        tape._calls = [call for step in tape.instructions for call in step.calls]
+            tape.steps[k] = replace(step, calls=(shared(product, run, threads), *rest))
+        tape._calls = [call for step in tape.steps for call in step.calls]
         return tape
 
     def poison(self, byte: int) -> None:
@@ -346,7 +346,7 @@ class Tape:
 
     def _lines(self) -> Iterator[str]:
         names = _names(self.program, self._leaves)
-        for step in self.instructions:
+        for step in self.steps:
             equation = step.equation
             operands = [names[id(a)] for a in equation.inputs]
             operands += [f"{key}={value!r}" for key, value in equation.attrs.items()]
@@ -362,7 +362,7 @@ class Tape:
         found: list[Cost] = []
 
         def timed() -> None:
-            for step in self.instructions:
+            for step in self.steps:
                 before = time.perf_counter()
                 for call in step.calls:
                     call()
@@ -389,7 +389,7 @@ class Tape:
             for i, array in enumerate(self.inputs):
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
                     return NonFiniteError(f"input {i} (shape {array.shape}) holds NaN or Inf")
-            for step in self.instructions:
+            for step in self.steps:
                 for call in step.calls:
                     call()
                 masked = any(id(x) in infinite for x in step.equation.inputs) or any(
@@ -429,7 +429,7 @@ class Tape:
         arrays[i] = array
         return array
 
-    def _instruction(self, equation: Equation, arrays: list[Array | None]) -> Instruction:
+    def _bound(self, equation: Equation, arrays: list[Array | None]) -> TapeStep:
         op, numbers = equation.op, [self._number[id(x)] for x in equation.outputs]
         read = tuple([self._memory(self._number[id(a)], arrays) for a in equation.inputs])
         if op.view is not None:
@@ -439,7 +439,7 @@ class Tape:
                 arrays[i] = out
                 if out.size and not np.may_share_memory(out, given):
                     raise AssertionError(f"the view op {op.name} made a copy")
-            return Instruction(equation, read, outs, ())
+            return TapeStep(equation, read, outs, ())
         outs = tuple([self._memory(i, arrays) for i in numbers])
         calls = tuple(op.calls(read, outs, self._take_scratch, equation.attrs))
         if self.techniques.reuse_memory:
@@ -447,7 +447,7 @@ class Tape:
         self._taken = []
         if op.checks is not None:
             calls = tuple([call for call in calls if not self._is_checked(call)])
-        return Instruction(equation, read, outs, calls)
+        return TapeStep(equation, read, outs, calls)
 
     def _place(self, i: int) -> str:
         """Name the memory of value `i`."""

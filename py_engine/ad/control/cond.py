@@ -18,7 +18,7 @@ from py_engine.ad.ops.shape import aligned
 from py_engine.ad.program import Program, close_over, nested_trace, without_inner
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, restoring
-from py_engine.ad.techniques import SUMS, Techniques
+from py_engine.ad.techniques import COMPILE_DEFAULTS, Techniques
 from py_engine.ad.tensor import FLOATS, Array, Node, Tensor
 from py_engine.ad.transforms import Function
 from py_engine.ad.vmap import batched, batched_program
@@ -231,7 +231,7 @@ def _tangent(program: Program, given: Sequence[bool]) -> Closed:
 
 def _kernel(chosen: Array, *arrays: Array, branches: Branches, techniques: Techniques | None = None) -> None:
     first = len(arrays) - len(branches.kinds)
-    branches.run(bool(chosen), arrays[:first], arrays[first:], techniques or STATE.techniques or SUMS)
+    branches.run(bool(chosen), arrays[:first], arrays[first:], techniques or STATE.techniques or COMPILE_DEFAULTS)
 
 
 def _bind(arrays: Sequence[Array], *rest: Any, **attrs: Any) -> Sequence[Call]:
@@ -249,8 +249,8 @@ def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], 
 
 def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, branches: Branches) -> list[Tensor | None]:
     known = [t for t in tangents[1:] if t is not None]
-    ahead, others = branches.tangent(tuple(t is not None for t in tangents[1:]))
-    found = iter(COND.apply_several((*inputs, *known, *others), {"branches": ahead}))
+    tangent_branches, others = branches.tangent(tuple(t is not None for t in tangents[1:]))
+    found = iter(COND.apply_several((*inputs, *known, *others), {"branches": tangent_branches}))
     return [next(found) if dtype in FLOATS else None for _, dtype in node.kinds]
 
 

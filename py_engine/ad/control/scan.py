@@ -28,7 +28,7 @@ from py_engine.ad.ops.shape import all_mapped
 from py_engine.ad.program import Program, close_over, nested_trace, without_inner
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, restoring
-from py_engine.ad.techniques import SUMS, Techniques
+from py_engine.ad.techniques import COMPILE_DEFAULTS, Techniques
 from py_engine.ad.tensor import COMPLEX, FLOATS, Array, Literal, Node, Tensor, plain_array
 from py_engine.ad.transforms import check_callable
 from py_engine.ad.vmap import batched_program
@@ -491,10 +491,10 @@ class Loop:
             nodes, first, [*results[:c], *carry_tangents, *y_tangents, *sum_tangents], checks=False
         )
         sequences = s + sum(t is not None for t in tangents[c : c + s])
-        ahead = Loop(
+        tangent_loop = Loop(
             body, c + len(carry_tangents), sequences, self.length, len(sum_tangents), self.reverse, derived=True
         )
-        return ahead, others
+        return tangent_loop, others
 
     # Many loops at once -----------------------------------------------------------------------------------
 
@@ -524,7 +524,7 @@ def _looped(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the last carries, and the stacked outputs and sums, of a loop."""
     inputs = (*carries, *sequences, *constants)
-    # Traced, it is known only later whether there is a gradient that needs the carries of each step; see `_narrow`.
+    # Traced, it is known only later whether there is a gradient that needs the carries of each step; see `LOOP.narrow`.
     symbolic = STATE.symbolic or any(x.data is None for x in inputs)
     keep = symbolic or (STATE.grad_enabled and any(x.requires_grad for x in inputs))
     found = LOOP.apply_several(inputs, {"loop": loop, "keep": keep})[: len(loop.results)]
@@ -538,7 +538,7 @@ def zeros(shape: Shape, dtype: Any) -> Tensor:
 
 def _kernel(*arrays: Array, loop: Loop, keep: bool, techniques: Techniques | None = None) -> None:
     first = len(arrays) - len(loop.results) - (loop.carries if keep else 0)
-    loop.run(arrays[:first], arrays[first:], techniques or STATE.techniques or SUMS)
+    loop.run(arrays[:first], arrays[first:], techniques or STATE.techniques or COMPILE_DEFAULTS)
 
 
 def _bind(arrays: Sequence[Array], *rest: Any, **attrs: Any) -> Sequence[Call]:
@@ -579,7 +579,7 @@ def _pull_back(cotangents: Sequence[Tensor | None], needs_grad: Sequence[bool], 
 
 def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, loop: Loop, keep: bool) -> list[Tensor | None]:
     c, s, n = loop.carries, loop.sequences, len(loop.results)
-    ahead, others = loop.tangent(tuple(t is not None for t in tangents))
+    tangent_loop, others = loop.tangent(tuple(t is not None for t in tangents))
     known: list[Tensor | None] = [
         zeros(x.shape, x.dtype) if t is None and i < c and x.dtype in FLOATS else t
         for i, (x, t) in enumerate(zip(inputs, tangents, strict=True))
@@ -588,7 +588,7 @@ def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, loop: L
     def both(group: slice) -> tuple[Tensor, ...]:
         return (*inputs[group], *(t for t in known[group] if t is not None))
 
-    attrs = {"loop": ahead, "keep": keep}
+    attrs = {"loop": tangent_loop, "keep": keep}
     results = LOOP.apply_several(
         (*both(slice(0, c)), *both(slice(c, c + s)), *both(slice(c + s, None)), *others), attrs
     )
@@ -598,7 +598,7 @@ def _jvp(tangents: Sequence[Tensor | None], node: Node, *inputs: Tensor, loop: L
         found[i] = results[c + k]
     if keep:
         for k, i in enumerate(i for i in floating if i < c):
-            found[n + i] = results[len(ahead.results) + c + k]
+            found[n + i] = results[len(tangent_loop.results) + c + k]
     return found
 
 

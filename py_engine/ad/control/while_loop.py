@@ -26,7 +26,7 @@ from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.shape import aligned, all_mapped, for_each
 from py_engine.ad.program import Program, close_over, nested_trace, traced, without_inner
 from py_engine.ad.state import LEVELS, STATE, restoring
-from py_engine.ad.techniques import SUMS, Techniques
+from py_engine.ad.techniques import COMPILE_DEFAULTS, Techniques
 from py_engine.ad.tensor import FLOATS, Array, Literal, Node, Tensor
 from py_engine.ad.transforms import Function
 from py_engine.ad.vmap import batched, batched_program
@@ -216,7 +216,7 @@ def _step(tape: Tape, carries: int) -> None:
 
 
 def _techniques(techniques: Techniques | None) -> Techniques:
-    return techniques or STATE.techniques or SUMS
+    return techniques or STATE.techniques or COMPILE_DEFAULTS
 
 
 def _bound(kernel: Callable[..., None]) -> Callable[..., Sequence[Call]]:
@@ -300,22 +300,24 @@ def _tangents(
     loop: Loop, n: Tensor, inputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Return the tangents of the carries after `n` steps of a loop."""
-    ahead, both = _ahead(loop, inputs, tangents)
-    found = iter(REPEAT.apply_several((n, *both), {"loop": ahead})[loop.carries :])
+    tangent_loop, both = _with_tangents(loop, inputs, tangents)
+    found = iter(REPEAT.apply_several((n, *both), {"loop": tangent_loop})[loop.carries :])
     return [next(found) if dtype in FLOATS else None for _, dtype in loop.results]
 
 
-def _ahead(loop: Loop, inputs: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> tuple[Loop, list[Tensor]]:
+def _with_tangents(
+    loop: Loop, inputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Loop, list[Tensor]]:
     """Return the loop that carries tangents beside the values, and its inputs: carries, their tangents, constants,
     those of their tangents that there are, and constants of the rules."""
     c = loop.carries
-    ahead, others = loop.tangent(tuple(t is not None for t in tangents))
+    tangent_loop, others = loop.tangent(tuple(t is not None for t in tangents))
     of_carries = [
         zeros(x.shape, x.dtype) if t is None else t
         for x, t in zip(inputs[:c], tangents[:c], strict=True)
         if x.dtype in FLOATS
     ]
-    return ahead, [*inputs[:c], *of_carries, *inputs[c:], *(t for t in tangents[c:] if t is not None), *others]
+    return tangent_loop, [*inputs[:c], *of_carries, *inputs[c:], *(t for t in tangents[c:] if t is not None), *others]
 
 
 def _backward(loop: Loop, needs: tuple[bool, ...]) -> tuple[Loop, list[Tensor], list[bool]]:
@@ -472,14 +474,14 @@ def _gradient_jvp(
     if all(t is None for t in of_values):  # linear in the seeds
         found = _gradients(loop, n, values, _cotangents(loop, of_seeds), needs)
         return [g for g, needed in zip(found, needs, strict=True) if needed]
-    ahead, both = _ahead(loop, values, of_values)
-    found = _by_values(loop, ahead, n, both, [*_cotangents(loop, of_seeds), *seeds], needs)
+    tangent_loop, both = _with_tangents(loop, values, of_values)
+    found = _by_values(loop, tangent_loop, n, both, [*_cotangents(loop, of_seeds), *seeds], needs)
     return [g for g, needed in zip(found, needs, strict=True) if needed]
 
 
 def _by_values(
     loop: Loop,
-    ahead: Loop,
+    tangent_loop: Loop,
     n: Tensor,
     both: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
@@ -490,7 +492,7 @@ def _by_values(
     behind = c + sum(x.dtype in FLOATS for x in loop.body.inputs[:c])
     places = [*range(c), *range(behind, behind + inputs - c)]
     wanted = dict(zip(places, needs, strict=True))
-    found = _gradients(ahead, n, both, cotangents, [wanted.get(k, False) for k in range(len(both))])
+    found = _gradients(tangent_loop, n, both, cotangents, [wanted.get(k, False) for k in range(len(both))])
     return [found[k] for k in places]
 
 
@@ -503,9 +505,9 @@ def _gradient_pull(given: Sequence[Tensor | None], needs_grad: Sequence[bool], n
     by_seeds = [t for t in _tangents(loop, n, values, of_values) if t is not None]
     by_values: list[Tensor | None] = [None] * len(values)
     if any(needs_grad[1 : 1 + len(values)]):
-        ahead, both = _ahead(loop, values, of_values)
+        tangent_loop, both = _with_tangents(loop, values, of_values)
         cotangents = [*[None] * loop.carries, *seeds]
-        by_values = _by_values(loop, ahead, n, both, cotangents, needs_grad[1 : 1 + len(values)])
+        by_values = _by_values(loop, tangent_loop, n, both, cotangents, needs_grad[1 : 1 + len(values)])
     others = len(inputs) - len(values) - len(seeds)
     return [None, *by_values, *by_seeds, *[None] * others]
 

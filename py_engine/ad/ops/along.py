@@ -43,7 +43,6 @@ from py_engine.ad.ops.elementary import (
     floor,
     identity,
     isfinite,
-    isinf,
     isnan,
     less,
     logical_and,
@@ -94,7 +93,7 @@ CUMSUM: Op = define(
 
 
 def _recurrence(a: Tensor, b: Tensor, axis: int) -> Tensor:
-    """Return y with y[i] = a[i] y[i-1] + b[i] along an axis, by doubling the stretch that a place knows of."""
+    """Return y with y[i] = a[i] y[i-1] + b[i] along an axis, by recursive doubling (a parallel scan)."""
     n = b.shape[axis]
     if n <= 1:
         return WHERE(equal(a, a), b, b)  # read `a`, as longer ones do
@@ -102,10 +101,11 @@ def _recurrence(a: Tensor, b: Tensor, axis: int) -> Tensor:
     while reach < n:
         a_here, b_here = part_of(a, axis, reach, n), part_of(b, axis, reach, n)
         a_there, b_there = part_of(a, axis, 0, n - reach), part_of(b, axis, 0, n - reach)
-        carried = a_here * b_there
+        factor = a_here
         if reach > 1:  # a product of finite factors may overflow, and nothing comes through it where `b` is 0
-            carried = WHERE(logical_and(equal(b_there, 0), isinf(a_here)), Tensor(np.zeros((), b.dtype)), carried)
-        b = concatenate([part_of(b, axis, 0, reach), carried + b_here], axis)
+            hidden = logical_and(equal(b_there, 0), logical_not(isfinite(a_here)))
+            factor = WHERE(hidden, Tensor(np.zeros((), a.dtype)), a_here)
+        b = concatenate([part_of(b, axis, 0, reach), factor * b_there + b_here], axis)
         a = concatenate([part_of(a, axis, 0, reach), a_here * a_there], axis)
         reach *= 2
     return b
@@ -300,7 +300,7 @@ def searchsorted(a: Operand, v: Operand, side: str = "left", sorter: Operand | N
     return SEARCHSORTED(*as_tensors((a, v)), side=side)
 
 
-def rows_of(function: str, a: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...], Shape]:
+def rows_of(a: Any, axis: Axis) -> tuple[Tensor, tuple[int, ...], Shape]:
     """Return `a` with the axes made one, the last; the axes; and the shape of the others."""
     x = as_tensor(a)
     watch_setting(axis)
@@ -329,7 +329,7 @@ def median(
     """The middle element over `axis` (all axes when None), or the mean of the two; NaN where one is NaN."""
     refuse("median", out=(out,), overwrite_input=(overwrite_input, False))
     (x,) = as_floats(a)
-    rows, axes, _ = rows_of("median", x, axis)
+    rows, axes, _ = rows_of(x, axis)
     return kept_axes(_median_of(rows), x, axes, flag(keepdims))
 
 
@@ -429,11 +429,11 @@ def weighted_quantile(
     if given.dtype.kind not in "biuf":
         raise DTypeError(f"{function}: weights must be numbers, got {given.dtype}")
     w = astype(stop_gradient(weights_of_rows(function, x, given, axis)), np.float64)
-    rows, axes, shape = rows_of(function, x, axis)
+    rows, axes, shape = rows_of(x, axis)
     float_only(rows.dtype)
     if not rows.shape[-1]:
         raise ShapeError(f"{function}: there is no quantile of no elements")
-    w, _, _ = rows_of(function, w, axis)
+    w, _, _ = rows_of(w, axis)
     message = "weights must be finite, none negative, and not all zero"
     for values, rule in ((w, "not negative"), (sum(w, -1), "finite"), (sum(w, -1), "no zero")):
         check_values(function, values, rule, message)
@@ -482,7 +482,7 @@ def quantile_of(
         # Beside shares that are no number of Python's numpy interpolates in their dtype.
         strong = not isinstance(q, Tensor) and type(q) not in (int, float)
         x = astype(x, np.float64) if strong and np.asarray(q).dtype == np.float64 else x
-    rows, axes, shape = rows_of(function, x, axis)
+    rows, axes, shape = rows_of(x, axis)
     n = rows.shape[-1]
     if not n:
         raise ShapeError(f"{function}: there is no quantile of no elements")

@@ -657,7 +657,9 @@ def _conv_flops(
     pairs = 1  # of an output and a place in the kernel, with an element between them
     outputs = windows_along(lengths, tuple(kernel), stride, padding, dilation, "kernel")
     for n, k, s, (before, _), d, count in zip(lengths, kernel, stride, padding, dilation, outputs, strict=True):
-        pairs *= sum(0 <= o * s + j * d - before < n for o in range(count) for j in range(k))
+        # Each place j of the kernel is on an element, o s + j d - before, from one output o to another.
+        ends = [(-((j * d - before) // s), (n - 1 + before - j * d) // s) for j in range(k)]
+        pairs *= sum(max(0, min(count - 1, last) - max(0, first) + 1) for first, last in ends)
     return 2 * samples * filters * channels * pairs
 
 

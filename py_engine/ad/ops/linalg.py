@@ -356,13 +356,18 @@ def _batch_einsum(
     return op(*inputs, terms=lettered, result=each + result)
 
 
+FEW_OPERANDS = 5
+"""Operands of an einsum up to which the best order is searched for."""
+
+
 def _einsum_flops(*inputs: Tensor, terms: tuple[str, ...], result: str) -> int:
-    """Two for each term of a sum, for the contractions in the best order."""
+    """Two for each term of a sum, for the contractions in the best order; of many operands, in a good one."""
     lengths = {
         letter: n for x, term in zip(inputs, terms, strict=True) for letter, n in zip(term, x.shape, strict=True)
     }
     arrays = [np.broadcast_to(np.float32(0), x.shape) for x in inputs]
-    path = np.einsum_path(",".join(terms) + "->" + result, *arrays, optimize="optimal")[0]
+    how = "optimal" if len(inputs) <= FEW_OPERANDS else "greedy"  # the search for the best order grows as n!
+    path = np.einsum_path(",".join(terms) + "->" + result, *arrays, optimize=how)[0]
     left, flops = list(terms), 0
     for chosen in path[1:]:
         letters = {letter for i in chosen for letter in left[i]}

@@ -242,7 +242,7 @@ def _nanmedian(
 ) -> Tensor:
     refuse("nanmedian", out=(out,), overwrite_input=(overwrite_input, False))
     (x,) = as_floats(a)
-    rows, axes, _ = rows_of("nanmedian", x, axis)
+    rows, axes, _ = rows_of(x, axis)
     return kept_axes(median_of_numbers(rows), x, axes, flag(keepdims))
 
 

@@ -263,7 +263,7 @@ def _accumulate(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., 
 
 
 def _doubled(function: Callable[..., Any], x: Tensor, axis: int) -> Tensor:
-    """Combine the elements up to each place, by doubling the stretch that a place knows of."""
+    """Combine the elements up to each place, by recursive doubling (a parallel scan)."""
     n = x.shape[axis]
     reach = 1
     x = _as_combined(function, x, axis)

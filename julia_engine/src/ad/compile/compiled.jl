@@ -23,7 +23,7 @@ mutable struct Compiled
     techniques::Techniques
     tapes::Dict{Any,Tuple{Tape,Structure}}
     replays::Dict{Any,Any}
-    last::Any  # the Replay of the last call
+    last::Any  # the ZeroCopyCall of the last call
     code::Union{Nothing,Straight}  # its straight-line code, where it has one and returns one number
     making::ReentrantLock  # held while tapes and replays are looked up, and made where there are none
 end
@@ -51,7 +51,7 @@ end
 
 function replayed(compiled::Compiled, args::Tuple)
     last = compiled.last
-    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) &&
+    last isa ZeroCopyCall && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) &&
         !keeps_graph(last.tape) && return replay!(last, args)
     return anew(compiled, args)
 end
@@ -62,7 +62,8 @@ function anew(compiled::Compiled, @nospecialize(args::Tuple))
     leaves = as_arguments(leaves, structure)
     compiled.techniques.replay || return unreplayed(compiled, leaves, structure)
     arrays = Any[value(x) for x in leaves]
-    made = lock(() -> replay_for!(compiled, arrays, structure), compiled.making)
+    rows = Bool[x.row for x in leaves]
+    made = lock(() -> replay_for!(compiled, arrays, rows, structure), compiled.making)
     made === nothing && return unreplayed(compiled, leaves, structure)
     tape, results = made
     keeps_graph(tape) && return compiled.f(args...)
@@ -70,12 +71,12 @@ function anew(compiled::Compiled, @nospecialize(args::Tuple))
 end
 
 """The tape of such arguments, which calls like this one replay from now on, and the form of its results."""
-function replay_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)
-    made = tape_for!(compiled, arrays, structure)
+function replay_for!(compiled::Compiled, arrays::Vector{Any}, rows::Vector{Bool}, structure::Structure)
+    made = tape_for!(compiled, arrays, rows, structure)
     made === nothing && return nothing
     key, tape, results = made
     keeps_graph(tape) && return tape, results
-    last = compiled.last = get!(() -> Replay(tape, structure, results), compiled.replays, key)::Replay
+    last = compiled.last = get!(() -> ZeroCopyCall(tape, structure, results), compiled.replays, key)::ZeroCopyCall
     compiled.code = last.results == LEAF && isempty(tape.watched) && isempty(tape.variables) ? last.code : nothing
     return tape, results
 end
@@ -91,13 +92,13 @@ struct Reference
 end
 
 """
-    Replay
+    ZeroCopyCall
 
 How a tape is called: whether its arguments are arrays and numbers without containers, its straight-line code, and the
 operands that lie in its arguments and results, which a call points to other memory. `captured`: where the
 arrays lie that it reads in place.
 """
-struct Replay
+struct ZeroCopyCall
     tape::Tape
     results::Structure
     plain::Bool
@@ -107,15 +108,16 @@ struct Replay
     captured::Vector{Tuple{UInt,UInt}}
 end
 
-function Replay(tape::Tape, structure::Structure, results::Structure)
+function ZeroCopyCall(tape::Tape, structure::Structure, results::Structure)
     t = tape.techniques
     hot = t.preallocate && t.concrete
-    plain = hot && structure.kind === :tuple && all(child -> child.kind === :leaf, structure.children)
+    plain = hot && structure.kind === :tuple && all(child -> child.kind === :leaf, structure.children) &&
+        !any(x -> x.row, tape.program.inputs)  # an array is no transpose of a vector
     code = plain && isempty(tape.resizable) && isempty(tape.converted) ? straight(tape.program) : nothing
     captured_ = Tuple{UInt,UInt}[extent(x.data) for x in [captured(tape.program); captured_inside(tape.program)] if !x.literal]
     references = plain ? operands_by_slot(tape) : Vector{Reference}[Reference[] for _ in [tape.inputs; tape.outputs]]
     n = length(tape.inputs)
-    return Replay(tape, results, plain, code, references[1:n], references[n+1:end], captured_)
+    return ZeroCopyCall(tape, results, plain, code, references[1:n], references[n+1:end], captured_)
 end
 
 """For each argument and result of a tape that is worth it, and that nothing else has read, the operands that lie in it."""
@@ -152,8 +154,8 @@ point!(references::Vector{Reference}, @nospecialize(x::Array)) = point!(referenc
 @inline fits(x::T, buffer) where {T<:Union{Float32,Float64}} = buffer isa Array{T,0}
 @inline fits(x, buffer) = false
 
-@inline enter!(args::Tuple{}, replay::Replay, i::Int) = nothing
-@inline function enter!(args::Tuple, replay::Replay, i::Int)
+@inline enter!(args::Tuple{}, replay::ZeroCopyCall, i::Int) = nothing
+@inline function enter!(args::Tuple, replay::ZeroCopyCall, i::Int)
     enter_one!(args[1], replay.tape.inputs[i], replay.inputs[i])
     enter!(Base.tail(args), replay, i + 1)
 end
@@ -161,7 +163,7 @@ end
     isempty(references) ? (copyto!(buffer::Array{T,N}, x); nothing) : point!(references, start_of(x))
 @inline enter_one!(x::T, buffer, ::Vector{Reference}) where {T} = ((buffer::Array{T,0})[] = x; nothing)
 
-function replay!(replay::Replay, args::Tuple)
+function replay!(replay::ZeroCopyCall, args::Tuple)
     tape, code = replay.tape, replay.code
     code === nothing || return numbers_from(code, replay, map(as_number, args))
     outputs = copy(tape.outputs)
@@ -172,7 +174,7 @@ function replay!(replay::Replay, args::Tuple)
 end
 
 """Replay the tape, and return what `read_results` makes of it before another task may replay it."""
-function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple, given)
+function run_into!(outputs::Vector{Any}, replay::ZeroCopyCall, args::Tuple, given)
     tape = replay.tape
     check_ready(tape)
     claim!(tape.replaying)
@@ -190,8 +192,8 @@ function run_into!(outputs::Vector{Any}, replay::Replay, args::Tuple, given)
     end
 end
 
-read_results(::Nothing, replay::Replay, outputs::Vector{Any}) = finished(replay, outputs, true)
-read_results(given::Tuple, replay::Replay, outputs::Vector{Any}) = copy_rest!(given, replay, 1)
+read_results(::Nothing, replay::ZeroCopyCall, outputs::Vector{Any}) = finished(replay, outputs, true)
+read_results(given::Tuple, replay::ZeroCopyCall, outputs::Vector{Any}) = copy_rest!(given, replay, 1)
 
 """
     run!(results, compiled, args...)
@@ -202,7 +204,7 @@ argument, or with an array that the function captures.
 """
 function run!(results, compiled::Compiled, args::Vararg{Any,N}) where {N}
     last = compiled.last
-    last isa Replay && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) &&
+    last isa ZeroCopyCall && last.plain && all_fit(args, last.tape.inputs) && !inside_transform() && is_current(last.tape) &&
         !keeps_graph(last.tape) || return give!(results, compiled, args)
     given = as_tuple(results)
     all_fit(given, last.tape.outputs) && all_apart(given, args) || refuse(given, last.tape.outputs)
@@ -226,8 +228,8 @@ as_tuple(results) = (results,)
 @inline are_apart(a::Array, b::Array) = !share_bytes(extent(a), extent(b))
 @inline are_apart(a::Array, b) = true
 
-@inline name_memory!(outputs::Vector{Any}, given::Tuple{}, replay::Replay, i::Int) = nothing
-@inline function name_memory!(outputs::Vector{Any}, given::Tuple, replay::Replay, i::Int)
+@inline name_memory!(outputs::Vector{Any}, given::Tuple{}, replay::ZeroCopyCall, i::Int) = nothing
+@inline function name_memory!(outputs::Vector{Any}, given::Tuple, replay::ZeroCopyCall, i::Int)
     mine = check_apart(given[1], replay.captured)
     isempty(replay.outputs[i]) || (outputs[i] = mine)
     name_memory!(outputs, Base.tail(given), replay, i + 1)
@@ -240,8 +242,8 @@ end
 end
 
 """Copy the results that the tape has computed in its own memory."""
-@inline copy_rest!(given::Tuple{}, replay::Replay, i::Int) = nothing
-@inline function copy_rest!(given::Tuple, replay::Replay, i::Int)
+@inline copy_rest!(given::Tuple{}, replay::ZeroCopyCall, i::Int) = nothing
+@inline function copy_rest!(given::Tuple, replay::ZeroCopyCall, i::Int)
     isempty(replay.outputs[i]) && copyto!(given[1], replay.tape.outputs[i]::typeof(given[1]))
     copy_rest!(Base.tail(given), replay, i + 1)
 end
@@ -269,12 +271,12 @@ function give!(results, compiled::Compiled, @nospecialize(args::Tuple))
     # What later calls refuse, the first one does as well.
     all_fit(given, outputs) && all_apart(given, args) || refuse(given, outputs)
     last = compiled.last
-    last isa Replay && foreach(mine -> check_apart(mine, last.captured), given)
+    last isa ZeroCopyCall && foreach(mine -> check_apart(mine, last.captured), given)
     foreach(copyto!, given, outputs)
     return results
 end
 
-function numbers_from(code::Straight, replay::Replay, args::Tuple{T,Vararg{T}}) where {T}
+function numbers_from(code::Straight, replay::ZeroCopyCall, args::Tuple{T,Vararg{T}}) where {T}
     return together(replay.results, after_run(run -> Any[result(run, T, i) for i in 1:run.results], code, args))
 end
 
@@ -282,7 +284,7 @@ as_number(x::Real) = x
 as_number(x::Array) = x[]
 
 """The results in the function's own form; copies, of those that the next run overwrites."""
-function finished(replay::Replay, outputs::Vector{Any}, own::Bool)
+function finished(replay::ZeroCopyCall, outputs::Vector{Any}, own::Bool)
     return together(replay.results, Any[
         own && !isempty(r) ? out : unwrapped(copy(out)) for (out, r) in zip(outputs, replay.outputs)])
 end
@@ -305,6 +307,9 @@ function as_arguments(leaves::Vector{Any}, structure::Structure)
     # Numbers alone are as uncompiled: not Float64 where they are Float32.
     singles = any(x -> x isa Float32, leaves) && all(x -> x isa Float32 || eltype(x) <: Integer, leaves)
     tensors = singles ? Tensor[as_tensor(x, Float32) for x in leaves] : as_tensors(leaves)
+    for (x, t) in zip(leaves, tensors)
+        x isa AbstractArray && is_row(x) && as_row(t, true)
+    end
     return Tensor[is_index(x) ? index_tensor(x) : t for (x, t) in zip(leaves, tensors)]
 end
 
@@ -320,13 +325,13 @@ function unreplayed(compiled::Compiled, leaves::Vector{Tensor}, structure::Struc
     return unflatten(results, found)
 end
 
-function tape_for!(compiled::Compiled, arrays::Vector{Any}, structure::Structure)
-    key = (structure, Any[(size(a), eltype(a)) for a in arrays])
+function tape_for!(compiled::Compiled, arrays::Vector{Any}, rows::Vector{Bool}, structure::Structure)
+    key = (structure, Any[(size(a), eltype(a)) for a in arrays], rows)
     if haskey(compiled.tapes, key)
         is_current(compiled.tapes[key][1]) && return (key, compiled.tapes[key]...)
         delete!(compiled.replays, key)  # what was converted has changed: trace anew
     end
-    inputs = Tensor[symbol(eltype(a), collect(Int, size(a)), "x$i") for (i, a) in enumerate(arrays)]
+    inputs = Tensor[as_row(symbol(eltype(a), collect(Int, size(a)), "x$i"), rows[i]) for (i, a) in enumerate(arrays)]
     watched = watch(compiled.f)
     result, nodes = @entering techniques=compiled.techniques tracing(() -> compiled.f(unflatten(structure, inputs)...))
     leaves, results = flatten(result)

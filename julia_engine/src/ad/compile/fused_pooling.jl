@@ -154,10 +154,10 @@ function forward_sequence_pool(p, out, inputs, attrs)
     bands = cld(w.dims[3], band)
     spare = scratch!(p, Float32, Int[band * (2 + x.dims[2])])
     numbers = sequence_numbers!(p, x.dims, out.dims[1], attrs, Int(spare.address))
-    stretches = scratch!(p, Float32, w.dims)
+    patches = scratch!(p, Float32, w.dims)
     in_bands = scratch!(p, Float32, Int[w.dims[1] * w.dims[2] * band * bands])
-    emit_at!(p, stretches, :filters_in_stretches, numbers, NOWHERE, w.address)
-    emit_at!(p, in_bands, :filters_in_bands, numbers, stretches.address)
+    emit_at!(p, patches, :filters_in_patches, numbers, NOWHERE, w.address)
+    emit_at!(p, in_bands, :filters_in_bands, numbers, patches.address)
     return emit_at!(p, out, vector_kernel(:pool_sequences), numbers, x.address, in_bands.address, bias_address(inputs))
 end
 
@@ -182,18 +182,18 @@ function forward_sequence_pool_weight_gradient(p, out, inputs, attrs)
     g, pooled, x = inputs
     winners = scratch!(p, Float32, Int[3 * (g.dims[1] * g.dims[3] + 1)])  # of one filter, an address and a number each
     numbers = sequence_numbers!(p, x.dims, g.dims[1], attrs, Int(winners.address))
-    stretches = scratch!(p, Float32, out.dims)
-    emit_at!(p, stretches, vector_kernel(:pool_sequences_gradient), numbers, x.address, g.address, which_part(pooled))
-    return emit_at!(p, out, :filters_in_kernels, numbers, stretches.address)
+    patches = scratch!(p, Float32, out.dims)
+    emit_at!(p, patches, vector_kernel(:pool_sequences_gradient), numbers, x.address, g.address, which_part(pooled))
+    return emit_at!(p, out, :filters_in_kernels, numbers, patches.address)
 end
 
 function forward_sequence_pool_input_gradient(p, out, inputs, attrs)
     g, pooled, w = inputs
     numbers = sequence_numbers!(p, out.dims, g.dims[1], attrs, 0)
-    stretches = scratch!(p, Float32, w.dims)
-    emit_at!(p, stretches, :filters_in_stretches, numbers, NOWHERE, w.address)
+    patches = scratch!(p, Float32, w.dims)
+    emit_at!(p, patches, :filters_in_patches, numbers, NOWHERE, w.address)
     emit_fill!(p, out, 0)
-    return emit_at!(p, out, vector_kernel(:unpool_sequences), numbers, stretches.address, g.address, which_part(pooled))
+    return emit_at!(p, out, vector_kernel(:unpool_sequences), numbers, patches.address, g.address, which_part(pooled))
 end
 
 const SEQUENCE_POOL_ATTRS = [:dims, :relu, :sizes]

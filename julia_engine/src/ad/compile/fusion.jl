@@ -23,7 +23,7 @@ end
 
 const MATMUL_ADD = register!(Op("matmul_add",
     (inputs, attrs) -> infer_matmul(inputs[2:3], attrs); forward=forward_matmul_add, overwrites=[1],
-    accepts=nothing, fuses="matmul, add", doc="c + a b, in one BLAS call"))
+    accepts=nothing, fuses="matmul, add", doc="c + a b, in one product"))
 
 """What a pass needs to know of a program's variables: which equation makes each, and how often each is read."""
 struct Uses

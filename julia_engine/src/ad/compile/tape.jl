@@ -5,7 +5,7 @@
 # (parameters) are used in place, so changes made to them between runs are seen. A tape belongs to one thread at a time.
 
 """One op of the tape: what it computes, from and into which memories, and where its instructions are."""
-struct Step
+struct TapeStep
     equation::Equation
     memories::Vector{Memory}
     outs::Vector{Memory}
@@ -35,7 +35,7 @@ mutable struct Tape
     outputs::Vector{Any}
     code::Instructions
     boxed::Vector{Any}
-    steps::Vector{Step}
+    steps::Vector{TapeStep}
     plan::Plan
     arena::Memory
     known::Vector{Tensor}
@@ -79,7 +79,7 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
     for (k, (x, m)) in enumerate(zip(program.outputs, destinations))
         memories[number[x]] = in_slot(m, length(inputs) + k)
     end
-    tape = Tape(program, techniques, inputs, Any[m.root for m in destinations], Instructions(), Any[], Step[], arranged,
+    tape = Tape(program, techniques, inputs, Any[m.root for m in destinations], Instructions(), Any[], TapeStep[], arranged,
         arena_memory(arranged.size), known, memories, destinations, regions,
         filter(x -> is_resizable(x.data::Memory), unique([leaves; inside])), conversions(leaves, program), Watched[], Tensor[],
         Threads.Atomic{Int}(0), state().winograd)
@@ -277,7 +277,7 @@ function source(tape::Tape)
     return join([line_of(step, names) for step in tape.steps], "\n")
 end
 
-function line_of(step::Step, names::Dict{Tensor,String})
+function line_of(step::TapeStep, names::Dict{Tensor,String})
     e = step.equation
     operands = String[names[a] for a in e.inputs]
     for (name, attr) in pairs_of(e.attrs)
@@ -298,7 +298,7 @@ A part of a tape that is timed by itself: one op, or all ops of a fused region, 
 one after the other (0: none).
 """
 struct TimedPart
-    steps::Vector{Step}
+    steps::Vector{TapeStep}
     segment::Int
 end
 
@@ -309,10 +309,10 @@ function timed_parts(tape::Tape)
         step.equation.op.view === nothing || continue
         region = get(tape.regions, step.equation.outputs[1], nothing)
         if region === nothing
-            push!(parts, TimedPart(Step[step], 0))
+            push!(parts, TimedPart(TapeStep[step], 0))
         elseif !(region in done)
             push!(done, region)
-            steps = Step[s for s in tape.steps if get(tape.regions, s.equation.outputs[1], nothing) === region]
+            steps = TapeStep[s for s in tape.steps if get(tape.regions, s.equation.outputs[1], nothing) === region]
             push!(parts, TimedPart(steps, segment_of(tape, step)))
         end
     end
@@ -320,7 +320,7 @@ function timed_parts(tape::Tape)
 end
 
 """The number of the segment that does the tiles of a fused region, given the region's first step."""
-function segment_of(tape::Tape, step::Step)
+function segment_of(tape::Tape, step::TapeStep)
     single = step.outs[1].eltype === Float32
     first_one = first(single ? step.singles : step.doubles)
     return findfirst(s -> s.tile != 0 && s.single == single && s.first == first_one, tape.code.segments)::Int
@@ -394,7 +394,7 @@ function distinct_bytes(m::Memory)
 end
 
 """The bytes of what a step reads and writes, as operands and results are shaped."""
-bytes_moved(step::Step) = sum(Int[length(m) * sizeof(m.eltype) for m in vcat(step.memories, step.outs)])
+bytes_moved(step::TapeStep) = sum(Int[length(m) * sizeof(m.eltype) for m in vcat(step.memories, step.outs)])
 
 """
     diagnose(tape)
@@ -469,7 +469,7 @@ function bind!(tape::Tape, e::Equation, number::Dict{Tensor,Int}, made::Made)
     region !== nothing && x === output(region.equations[end]) &&
         repeat_last!(p, x.eltype === Float32, length(region.equations), region.tile, region.n)
     place = get(tape.plan.offset, tape.plan.storage[number[x]], -1)
-    push!(tape.steps, Step(e, read, outs, place, singles+1:length(p.f32), doubles+1:length(p.f64)))
+    push!(tape.steps, TapeStep(e, read, outs, place, singles+1:length(p.f32), doubles+1:length(p.f64)))
     return nothing
 end
 
@@ -479,7 +479,10 @@ copy_of(x::Tensor, scope::String) = Equation(COPY, Tensor[x], NO_ATTRS, scope)
 
 """The program with a separate value for every output, computed by an op that writes memory."""
 function with_outputs_apart(program::Program)
-    made, seen = made_by(program), Set{Tensor}()
+    wanted, made, seen = Set{Tensor}(program.outputs), Made(), Set{Tensor}()
+    for e in program.equations, x in e.outputs
+        x in wanted && (made[x] = e)
+    end
     equations, outputs = copy(program.equations), Tensor[]
     for x in program.outputs
         e = get(made, x, nothing)

@@ -86,4 +86,4 @@ function (c::Checkpointed)(@nospecialize(args...))
 end
 
 own_tensor(x::Tensor) = x
-own_tensor(x) = is_dual(x) ? as_tensor(x, float_of(eltype(x))) : Constant(x)
+own_tensor(x) = as_row(is_dual(x) ? as_tensor(x, float_of(eltype(x))) : Constant(x), is_row(x))

@@ -239,7 +239,7 @@ end
 The loop that carries tangents beside the values, and its inputs: the carries, their tangents, the constants, and the tangents
 of those that have one.
 """
-function ahead(loop::Steps, inputs::Vector{Tensor}, tangents)
+function with_tangents(loop::Steps, inputs::Vector{Tensor}, tangents)
     c = loop.carries
     active = Int[i for i in eachindex(inputs) if i <= c || tangents[i] !== nothing]
     dense = Tensor[tangents[i] === nothing ? zeros_of(inputs[i]) : tangents[i] for i in active]
@@ -248,13 +248,13 @@ end
 
 """The tangents of the carries after `n` steps."""
 function pushed_ahead(loop::Steps, n::Tensor, inputs::Vector{Tensor}, tangents)
-    doubled, both = ahead(loop, inputs, tangents)
+    doubled, both = with_tangents(loop, inputs, tangents)
     return apply_several(REPEAT, Tensor[n; both], attributes(:loop => doubled))[loop.carries+1:end]
 end
 
 """The gradients of the loop that carries tangents by the `wanted` inputs of the loop itself."""
 function reversed_ahead(loop::Steps, n::Tensor, inputs::Vector{Tensor}, tangents, cotangents, wanted::Vector{Int})
-    doubled, both = ahead(loop, inputs, tangents)
+    doubled, both = with_tangents(loop, inputs, tangents)
     return reversed(doubled, n, both, cotangents, Int[i <= loop.carries ? i : i + loop.carries for i in wanted])
 end
 

@@ -336,7 +336,7 @@ end
 end
 
 """
-Do a stretch for one tile after the other; its instructions are then what they were, even where one of them throws. An
+Run a segment tile by tile; its instructions are afterwards as before, even where one of them throws. An
 interrupt waits until then: one that left them at some tile would let the next run write outside of its memory.
 """
 @inline function execute_tiles!(code::Vector{Instruction{T}}, s::Segment, moves::Vector{Tuple{Int,Int,Int}}) where {T}

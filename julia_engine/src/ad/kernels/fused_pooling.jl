@@ -258,14 +258,14 @@ end
 
 # Sequences whose channels lie in one piece ------------------------------------------------------------------------------
 #
-# What a filter sees of a sequence (C, T) is then one stretch of memory, and each step begins a stride later. A vector
-# holds the sums of all filters of a band for one step, each added up in the order in which the stretch lies: that is also
+# What a filter sees of a sequence (C, T) is then one patch of memory, and each step begins a stride later. A vector
+# holds the sums of all filters of a band for one step, each added up in the order in which the patch lies: that is also
 # the other frameworks' order, so that near-ties in a pool are rounded and broken as theirs are (but not where a training step
 # convolves by Winograd's algorithm). Sixteen steps are computed together; the pools are taken from the first-level cache.
 
 """Sizes of the kernels for sequences; addresses of memory to work in."""
 struct SequenceNumbers
-    stretch::Int  # kernel × channels: elements that a filter sees
+    patch::Int  # kernel × channels: elements that a filter sees
     step::Int  # elements from step to step
     length::Int  # steps of the convolution
     filters::Int
@@ -281,11 +281,11 @@ end
 @inline sequence_numbers(p::Ptr{Int64}) = unsafe_load(Ptr{SequenceNumbers}(p))
 
 """out = the weight b (kernel, C, filters) in the order (C, kernel, filters)."""
-@inline function filters_in_stretches!(x::Instruction{T}) where {T}
+@inline function filters_in_patches!(x::Instruction{T}) where {T}
     s = sequence_numbers(x.index)
-    channels = s.stretch ÷ s.kernel
+    channels = s.patch ÷ s.kernel
     for f in 0:s.filters-1, k in 0:s.kernel-1, c in 0:channels-1
-        unsafe_store!(x.out, unsafe_load(x.b, (f * channels + c) * s.kernel + k + 1), f * s.stretch + k * channels + c + 1)
+        unsafe_store!(x.out, unsafe_load(x.b, (f * channels + c) * s.kernel + k + 1), f * s.patch + k * channels + c + 1)
     end
     return nothing
 end
@@ -293,28 +293,28 @@ end
 """out (kernel, C, filters) = a (C, kernel, filters)."""
 @inline function filters_in_kernels!(x::Instruction{T}) where {T}
     s = sequence_numbers(x.index)
-    channels = s.stretch ÷ s.kernel
+    channels = s.patch ÷ s.kernel
     for f in 0:s.filters-1, k in 0:s.kernel-1, c in 0:channels-1
-        unsafe_store!(x.out, unsafe_load(x.a, f * s.stretch + k * channels + c + 1), (f * channels + c) * s.kernel + k + 1)
+        unsafe_store!(x.out, unsafe_load(x.a, f * s.patch + k * channels + c + 1), (f * channels + c) * s.kernel + k + 1)
     end
     return nothing
 end
 
-"""out = the filters a (stretch, filters) in bands of a vector; zeros for those that a band lacks."""
+"""out = the filters a (patch, filters) in bands of a vector; zeros for those that a band lacks."""
 @inline function filters_in_bands!(::Type{Vec{W,T}}, x::Instruction{T}) where {W,T}
     s = sequence_numbers(x.index)
     i = 0
-    for band in 0:W:s.filters-1, q in 0:s.stretch-1, f in band:band+W-1
-        unsafe_store!(x.out, f < s.filters ? unsafe_load(x.a, f * s.stretch + q + 1) : zero(T), i += 1)
+    for band in 0:W:s.filters-1, q in 0:s.patch-1, f in band:band+W-1
+        unsafe_store!(x.out, f < s.filters ? unsafe_load(x.a, f * s.patch + q + 1) : zero(T), i += 1)
     end
     return nothing
 end
 
 for M in (16, 8, 4, 1)
     sums = [Symbol(:y_, t) for t in 0:M-1]
-    @eval @inline function steps!(::Type{V}, ::Val{$M}, o::Ptr{T}, a::Ptr{T}, w::Ptr{T}, stretch::Int, step::Int) where {T,V}
+    @eval @inline function steps!(::Type{V}, ::Val{$M}, o::Ptr{T}, a::Ptr{T}, w::Ptr{T}, patch::Int, step::Int) where {T,V}
         $([:($y = repeated(V, zero(T))) for y in sums]...)
-        for _ in 1:stretch
+        for _ in 1:patch
             v = load(V, w)
             $([:($y = multiply_add(repeated(V, unsafe_load(a + $(t - 1) * step)), v, $y)) for (t, y) in enumerate(sums)]...)
             a += sizeof(T)
@@ -336,18 +336,18 @@ the filters in bands, c: bias or null.
     steps = row + 2 * sizeof(V)
     for n in 0:s.samples-1, band in 0:W:s.filters-1
         a = x.a + sizeof(T) * n * s.sample
-        w = x.b + sizeof(T) * band * s.stretch
+        w = x.b + sizeof(T) * band * s.patch
         t = 0
         while t + M <= s.length
-            steps!(V, Val(M), steps + t * sizeof(V), a + t * bytes, w, s.stretch, bytes)
+            steps!(V, Val(M), steps + t * sizeof(V), a + t * bytes, w, s.patch, bytes)
             t += M
         end
         while t + 4 <= s.length
-            steps!(V, Val(4), steps + t * sizeof(V), a + t * bytes, w, s.stretch, bytes)
+            steps!(V, Val(4), steps + t * sizeof(V), a + t * bytes, w, s.patch, bytes)
             t += 4
         end
         while t < s.length
-            steps!(V, Val(1), steps + t * sizeof(V), a + t * bytes, w, s.stretch, bytes)
+            steps!(V, Val(1), steps + t * sizeof(V), a + t * bytes, w, s.patch, bytes)
             t += 1
         end
         lanes = min(W, s.filters - band)
@@ -420,7 +420,7 @@ end
 end
 
 """
-List those pooled elements of filter f that something came through: their gradients (b) at `values`, and where the stretches
+List those pooled elements of filter f that something came through: their gradients (b) at `values`, and where the patches
 that they came from begin at `places`. Returns how many there are. There is no branch to be guessed wrong.
 """
 @inline function list_winners!(values::Ptr{T}, places::Ptr{Int64}, x::Instruction{T}, s::SequenceNumbers, f::Int) where {T}
@@ -440,7 +440,7 @@ end
 
 for M in (8, 2)
     sums = [Symbol(:y_, k) for k in 0:M-1]
-    # The sum over all winners of gradient times stretch, for M vectors of the stretch.
+    # The sum over all winners of gradient times patch, for M vectors of the patch.
     @eval @inline function sum_winners!(::Type{V}, ::Val{$M}, o::Ptr{T}, values::Ptr{T}, places::Ptr{Int64}, count::Int,
             a::Ptr{T}) where {T,V}
         $([:($y = repeated(V, zero(T))) for y in sums]...)
@@ -454,7 +454,7 @@ for M in (8, 2)
 end
 
 """
-out (stretch, filters) = the gradient by the filters. a: the sequences, b: the pooled gradient, c: which were largest; in
+out (patch, filters) = the gradient by the filters. a: the sequences, b: the pooled gradient, c: which were largest; in
 `spare` the winners of one filter are listed.
 """
 @inline function pool_sequences_gradient!(::Type{V}, x::Instruction{T}) where {T,W,V<:Vec{W,T}}
@@ -463,20 +463,20 @@ out (stretch, filters) = the gradient by the filters. a: the sequences, b: the p
     values = Ptr{T}(places + 8 * (s.pooled * s.samples + 1))
     for f in 0:s.filters-1
         count = list_winners!(values, places, x, s, f)
-        o, i = x.out + sizeof(T) * f * s.stretch, 0
-        while i + 8W <= s.stretch
+        o, i = x.out + sizeof(T) * f * s.patch, 0
+        while i + 8W <= s.patch
             sum_winners!(V, Val(8), o + sizeof(T) * i, values, places, count, x.a + sizeof(T) * i)
             i += 8W
         end
-        while i + 2W <= s.stretch
+        while i + 2W <= s.patch
             sum_winners!(V, Val(2), o + sizeof(T) * i, values, places, count, x.a + sizeof(T) * i)
             i += 2W
         end
-        if i < s.stretch && s.stretch >= 2W  # what is left, and some of what is done once more
-            i = s.stretch - 2W
+        if i < s.patch && s.patch >= 2W  # what is left, and some of what is done once more
+            i = s.patch - 2W
             sum_winners!(V, Val(2), o + sizeof(T) * i, values, places, count, x.a + sizeof(T) * i)
-        elseif i < s.stretch
-            for j in i+1:s.stretch
+        elseif i < s.patch
+            for j in i+1:s.patch
                 sum_ = zero(T)
                 for k in 1:count
                     sum_ += unsafe_load(values, k) * unsafe_load(x.a, unsafe_load(places, k) + j)
@@ -488,7 +488,7 @@ out (stretch, filters) = the gradient by the filters. a: the sequences, b: the p
     return nothing
 end
 
-"""out += the gradient by the sequences. a: the filters (stretch, filters), b and c as above."""
+"""out += the gradient by the sequences. a: the filters (patch, filters), b and c as above."""
 @inline function unpool_sequences!(::Type{V}, x::Instruction{T}) where {T,W,V<:Vec{W,T}}
     s = sequence_numbers(x.index)
     i = 0
@@ -497,7 +497,7 @@ end
         which = unsafe_load(x.c, i)
         which >= 0 || continue
         o = x.out + sizeof(T) * (n * s.sample + (p * s.stride + unsafe_trunc(Int, which)) * s.step)
-        add_scaled!(V, o, unsafe_load(x.b, i), x.a + sizeof(T) * f * s.stretch, s.stretch)
+        add_scaled!(V, o, unsafe_load(x.b, i), x.a + sizeof(T) * f * s.patch, s.patch)
     end
     return nothing
 end
@@ -538,7 +538,7 @@ height of a plane and the width of a window; sa the pool's strides."""
     return nothing
 end
 
-for name in (:filters_in_stretches, :filters_in_kernels, :sum_of_winners, :unpool)
+for name in (:filters_in_patches, :filters_in_kernels, :sum_of_winners, :unpool)
     operation!(name, :($(Symbol(name, :!))(x)))
 end
 # Bands are of eight filters: with few filters, longer vectors would be half empty.

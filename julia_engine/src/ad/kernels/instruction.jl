@@ -21,8 +21,9 @@ struct Instruction{T}
     f::NTuple{2,Float64}
 end
 
-# Set to false (environment TWINGRAD_SIMD=0, with --compiled-modules=no) to run the loops without `@simd`: an ablation.
-const SIMD = get(ENV, "TWINGRAD_SIMD", "1") != "0"
+# Set to false (environment TWINGRAD_SIMD=0, with --compiled-modules=no) to run the loops without `@simd`: an ablation. What
+# is compiled beforehand, for a cache or an image that later processes share, always has it.
+const SIMD = Versions.writes_code() || get(ENV, "TWINGRAD_SIMD", "1") != "0"
 
 """Mark a loop whose iterations are independent, so that it is vectorised without checks."""
 macro fast(loop)

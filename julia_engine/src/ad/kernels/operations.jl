@@ -16,10 +16,10 @@ function operations(x::Instruction{T}) where {T}
         return 8 * s.width * s.height * s.filters * s.samples * s.channels * size^2
     elseif startswith(name, "pool_sequences_gradient") || startswith(name, "unpool_sequences")
         s = sequence_numbers(x.index)
-        return 2 * winners(x.c, s.pooled * s.filters * s.samples) * s.stretch
+        return 2 * winners(x.c, s.pooled * s.filters * s.samples) * s.patch
     elseif startswith(name, "pool_sequences")
         s = sequence_numbers(x.index)
-        return 2 * s.length * s.filters * s.samples * s.stretch
+        return 2 * s.length * s.filters * s.samples * s.patch
     end
     return 0
 end

@@ -23,8 +23,7 @@ products(::Type{T}) where {T} = Ptr{Cvoid}[product_address(T); tile_addresses(T)
 multiplications(x::Instruction) = 1.0 * x.n[1] * x.n[2] * x.n[3] * x.n[4]
 
 """The instructions that multiply, of those of one op: `nothing` where others are between them, or products are stacked."""
-function product_of(code::Vector{Instruction{T}}, range::UnitRange{Int}) where {T}
-    kernels = products(T)
+function product_of(code::Vector{Instruction{T}}, range::UnitRange{Int}, kernels::Vector{Ptr{Cvoid}}=products(T)) where {T}
     found = Int[i for i in range if code[i].kernel in kernels]
     isempty(found) && return nothing
     whole = first(found):last(found)
@@ -105,7 +104,7 @@ function shared_code(::Type{T}, p::Instructions, ops::Vector{UnitRange{Int}}, th
     large = Dict{Int,UnitRange{Int}}()  # by their first instruction
     shared_out = 0.0
     for op in ops
-        product = product_of(own, op)
+        product = product_of(own, op, kernels)
         product !== nothing && is_shared_out(own[product]) || continue
         large[first(product)] = product
         shared_out += sum(multiplications, own[product])

@@ -25,7 +25,7 @@ const CUMSUM = register!(Op("cumsum", infer_running; batch=trailing, sparsity=al
     backward=Any[(g, y, inputs, attrs) -> reverse(running(CUMSUM, reverse(g; dims=attrs.axis), attrs.axis); dims=attrs.axis)],
     jvp=linear_jvp("cumsum"), attrs=[:axis], doc="sum of the elements up to each place along an axis"))
 
-"""y with y[i] = a[i] y[i-1] + b[i] along an axis, by doubling the stretch that a place knows of."""
+"""y with y[i] = a[i] y[i-1] + b[i] along an axis, by recursive doubling (a parallel scan)."""
 function recurrence(a::Tensor, b::Tensor, axis::Int)
     n = b.dims[axis]
     n <= 1 && return WHERE(EQUAL(a, a), b, b)  # read `a`, as longer ones do
@@ -33,7 +33,11 @@ function recurrence(a::Tensor, b::Tensor, axis::Int)
     while reach < n
         a_here, b_here = part_of(a, axis, reach+1:n), part_of(b, axis, reach+1:n)
         a_there, b_there = part_of(a, axis, 1:n-reach), part_of(b, axis, 1:n-reach)
-        b = concatenate(Tensor[part_of(b, axis, 1:reach), ADD(MUL(a_here, b_there), b_here)], axis)
+        factor = a_here
+        if reach > 1  # a product of finite factors may overflow, and nothing comes through it where `b` is 0
+            factor = choose(LOGICAL_AND(EQUAL(b_there, 0), LOGICAL_NOT(ISFINITE(a_here))), 0, a_here)
+        end
+        b = concatenate(Tensor[part_of(b, axis, 1:reach), ADD(MUL(factor, b_there), b_here)], axis)
         a = concatenate(Tensor[part_of(a, axis, 1:reach), MUL(a_here, a_there)], axis)
         reach *= 2
     end

@@ -16,10 +16,11 @@ function scaled_dot_product_attention(@nospecialize(query), @nospecialize(key), 
         "$(size(q)), $(size(k)) and $(size(v))"))
     factor = scale === nothing ? 1 / sqrt(max(q.dims[1], 1)) : Float64(scale)
     scores = matmul(flipped(k), MUL(q, factor))
-    bias === nothing || (scores = ADD(scores, bias))
+    name = "scaled_dot_product_attention"
+    bias === nothing || (scores = ADD(scores, broadcasting_to("$name: bias", as_tensor(bias, q.eltype), scores.dims)))
     seen = causal ? as_tensor(Int[s <= l for s in 1:k.dims[2], l in 1:q.dims[2]], q.eltype) : nothing
     if mask !== nothing
-        given = as_tensor(mask, q.eltype)
+        given = broadcasting_to("$name: mask", as_tensor(mask, q.eltype), scores.dims)
         seen = seen === nothing ? given : LOGICAL_AND(seen, given)
     end
     seen === nothing || (scores = choose(seen, scores, -Inf))

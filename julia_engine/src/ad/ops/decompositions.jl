@@ -146,6 +146,19 @@ function gaps(v::Tensor)
     return choose(same, unknown, DIV(1, choose(same, 1, differences)))
 end
 
+"""
+s[j] / (s[j]² - s[i]²) and s[i] / (s[j]² - s[i]²), each as `gaps` has it for i ≠ j, i = j and equals.
+
+By differences and sums, since squares may overflow or vanish; halved, since sums may overflow.
+"""
+function between_squares(s::Tensor)
+    between, half = gaps(s), MUL(s, 0.5)
+    row, column = scaled_columns(half), scaled_rows(half)
+    sums = ADD(row, column)
+    sums = choose(EQUAL(sums, 0), 1, sums)
+    return MUL(between, DIV(row, sums)), MUL(between, DIV(column, sums))
+end
+
 diagonal_matrix(v::Tensor) = diagm(v, 0)
 
 function backward_eigh(cotangents, node, inputs, needs_grad)
@@ -180,20 +193,20 @@ function backward_svd(cotangents, node, inputs, needs_grad)
     by_u, by_s, by_vt = cotangents
     u, s, vt = node.results
     v = turned_over(vt)
-    row, column = scaled_columns(s), scaled_rows(s)
-    between = gaps(MUL(s, s))
+    row = scaled_columns(s)
+    by_row, by_column = between_squares(s)
     m, n = inputs[1].dims
     terms = Tensor[]
     by_s === nothing || push!(terms, times(times(u, diagonal_matrix(by_s)), vt))
     if by_u !== nothing
         turned = times(turned_over(u), by_u)
-        push!(terms, times(times(u, MUL(MUL(between, SUB(turned, turned_over(turned))), row)), vt))
+        push!(terms, times(times(u, MUL(by_row, SUB(turned, turned_over(turned)))), vt))
         m > n && push!(terms, times(DIV(SUB(by_u, times(u, turned)), row), vt))  # else nothing is outside, but rounding
     end
     if by_vt !== nothing
         by_v = turned_over(by_vt)
         turned = times(vt, by_v)
-        push!(terms, times(times(u, MUL(column, MUL(between, SUB(turned, turned_over(turned))))), vt))
+        push!(terms, times(times(u, MUL(by_column, SUB(turned, turned_over(turned)))), vt))
         n > m && push!(terms, times(u, turned_over(DIV(SUB(by_v, times(v, turned)), row))))
     end
     return Any[isempty(terms) ? nothing : folded(ADD, terms)]
@@ -202,11 +215,11 @@ end
 function push_svd(t, results, inputs, attrs)
     u, s, vt = results
     v = turned_over(vt)
-    row, column = scaled_columns(s), scaled_rows(s)
+    row = scaled_columns(s)
     inner = times(times(turned_over(u), t[1]), v)
-    between = gaps(MUL(s, s))
-    by_u = times(u, MUL(between, ADD(MUL(inner, row), MUL(column, turned_over(inner)))))
-    by_v = times(v, MUL(between, ADD(MUL(column, inner), MUL(turned_over(inner), row))))
+    by_row, by_column = between_squares(s)
+    by_u = times(u, ADD(MUL(by_row, inner), MUL(by_column, turned_over(inner))))
+    by_v = times(v, ADD(MUL(by_column, inner), MUL(by_row, turned_over(inner))))
     m, n = inputs[1].dims
     if m > n  # else nothing is outside, but what rounding leaves
         moved = DIV(times(t[1], v), row)

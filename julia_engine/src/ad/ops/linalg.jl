@@ -34,7 +34,7 @@ end
 
 forward_matmul(p, out, inputs, attrs) = emit_matmul!(p, out, inputs[1], inputs[2], 0)
 
-"""out = a b + beta out, one instruction for each stretch of equally spaced matrices."""
+"""out = a b + beta out, one instruction for each run of equally spaced matrices."""
 function emit_matmul!(p::Instructions, out::Memory, a::Memory, b::Memory, beta::Int)
     length(out) == 0 && return nothing
     if a.dims[2] == 0
@@ -317,8 +317,10 @@ function backward_einsum(i, g, y, inputs, attrs)
     operand_terms = Vector{Char}[[result]; terms[1:i-1]; terms[i+1:end]]
     spare = setdiff(LETTERS, vcat(terms...))
     unique_letters = Char[]
+    repeated = Tuple{Int,Int}[]  # the axes of such a letter, the first one and another
     for (letter, n) in zip(term, x.dims)
         if letter in unique_letters
+            push!(repeated, (findfirst(==(letter), unique_letters), length(unique_letters) + 1))
             twin = popfirst!(spare)
             push!(operands, Constant(Matrix{x.eltype}(I, n, n)))
             push!(operand_terms, [letter, twin])
@@ -330,7 +332,13 @@ function backward_einsum(i, g, y, inputs, attrs)
     elsewhere = Set(vcat(operand_terms...))
     wanted = filter(c -> c in elsewhere, unique_letters)
     gradient = apply(EINSUM, operands, attributes(:terms => operand_terms, :result => wanted))
-    return spread_to(reshape_to(gradient, Int[c in elsewhere ? n : 1 for (c, n) in zip(unique_letters, x.dims)]), x.dims)
+    gradient = reshape_to(gradient, Int[c in elsewhere ? n : 1 for (c, n) in zip(unique_letters, x.dims)])
+    for axes in repeated  # beside the diagonal the products above may be 0 times infinity
+        n = x.dims[axes[1]]
+        diagonal_ = reshape_to(Constant(Matrix{x.eltype}(I, n, n)), Int[d in axes ? n : 1 for d in eachindex(x.dims)])
+        gradient = choose(diagonal_, gradient, 0)
+    end
+    return spread_to(gradient, x.dims)
 end
 
 function batch_einsum(op, count, mapped, inputs, attrs)
@@ -378,10 +386,11 @@ end
 """The operands' and the result's letters, with the implicit forms and `...` spelled out."""
 function parse_einsum(subscripts::AbstractString, inputs::Vector{Tensor})
     sides = split(subscripts, "->")
+    length(sides) <= 2 || throw(ShapeError("einsum: \"$subscripts\" has more than one ->"))
     parts = String[String(s) for s in split(sides[1], ",")]
     length(parts) == length(inputs) || throw(ShapeError(
         "einsum: \"$subscripts\" names $(length(parts)) operands, got $(length(inputs))"))
-    used = setdiff(Set(subscripts), Set("->,."))
+    used = Set(join(replace(s, "..." => ""; count=1) for s in [parts; sides[2:end]]))
     used ⊆ LETTERS || throw(ShapeError("einsum: subscripts must be letters, got \"$subscripts\""))
     spare = setdiff(LETTERS, used)
     dots = Int[occursin("...", s) ? ndims(x) - length(replace(s, "..." => "")) : 0 for (s, x) in zip(parts, inputs)]
@@ -391,6 +400,8 @@ function parse_einsum(subscripts::AbstractString, inputs::Vector{Tensor})
     terms = Vector{Char}[collect(replace(s, "..." => String(extra[1:n]))) for (s, n) in zip(parts, dots)]
     letters = vcat(Char[], terms...)
     if length(sides) == 2
+        isempty(extra) || occursin("...", sides[2]) || throw(ShapeError(
+            "einsum: \"$subscripts\" has no ... in its result for the axes that ... names before"))
         result = collect(replace(String(sides[2]), "..." => String(extra)))
     else
         result = [extra; sort(filter(c -> count(==(c), letters) == 1, setdiff(unique(letters), extra)))]

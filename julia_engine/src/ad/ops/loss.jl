@@ -183,9 +183,10 @@ function binary_cross_entropy(@nospecialize(x), @nospecialize(t); weight=nothing
     logits.dims == targets.dims || throw(ShapeError(
         "binary_cross_entropy: logits of size $(size(logits)) and targets of size $(size(targets)) differ"))
     positives = targets .* SOFTPLUS(NEG(logits))
-    positive_weight === nothing || (positives = positives .* positive_weight)
+    positive_weight === nothing || (positives = weighted("binary_cross_entropy: positive_weight", positives, positive_weight))
     losses = positives .+ (1 .- targets) .* SOFTPLUS(logits)
-    return by_reduction("binary_cross_entropy", weight === nothing ? losses : MUL(losses, weight), reduction)
+    weight === nothing || (losses = weighted("binary_cross_entropy: weight", losses, weight))
+    return by_reduction("binary_cross_entropy", losses, reduction)
 end
 
 """
@@ -199,8 +200,11 @@ function mean_squared_error(@nospecialize(x), @nospecialize(t); weight=nothing, 
     predictions.dims == targets.dims || throw(ShapeError(
         "mean_squared_error: predictions of size $(size(predictions)) and targets of size $(size(targets)) differ"))
     squares = SQUARE(predictions .- targets)
-    return by_reduction("mean_squared_error", weight === nothing ? squares : MUL(squares, weight), reduction)
+    weight === nothing || (squares = weighted("mean_squared_error: weight", squares, weight))
+    return by_reduction("mean_squared_error", squares, reduction)
 end
+
+weighted(what::String, losses::Tensor, weight) = MUL(losses, broadcasting_to(what, as_tensor(weight, losses.eltype), losses.dims))
 
 FUNCTIONS["one_hot"] = one_hot
 export one_hot

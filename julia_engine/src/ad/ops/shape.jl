@@ -35,7 +35,7 @@ function reshaped_strides(dims::Vector{Int}, strides::Vector{Int}, new::Vector{I
     n, s = coalesced(dims, Vector{Int}[strides])
     s = s[1]
     result = ones(Int, length(new))
-    k, left = 1, isempty(n) ? 1 : n[1]  # the stretch that is being divided up, and what is left of it
+    k, left = 1, isempty(n) ? 1 : n[1]  # the segment that is being divided up, and what is left of it
     step = isempty(s) ? 1 : s[1]
     for d in eachindex(new)
         if new[d] == 1
@@ -260,7 +260,7 @@ end
 
 """How many of the places hold the least and the most often covered element: (1, 1) is a mosaic."""
 function layers(dims::Vector{Int}, indices::Vector{Index})
-    # Places that differ in one axis only, in consecutive stretches, are what cat, stack and unrolled loops make.
+    # Places that differ in one axis only, in consecutive segments, are what cat, stack and unrolled loops make.
     prod(dims) == 0 && return 1, 1
     axis = 0
     for index in indices, d in eachindex(dims)

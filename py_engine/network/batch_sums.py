@@ -23,7 +23,7 @@ from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ShapeError
 
 
-class Meeting:
+class BatchSums:
     """Where the tapes of all threads, one for each part of a batch of `samples`, leave parts of sums and add them.
 
     Outside a run of all of them a tape waits for nobody: it adds what the others have left last.
@@ -39,11 +39,11 @@ class Meeting:
     @contextmanager
     def tracing(self, thread: int, samples: int) -> Iterator[None]:
         """Trace the tape of this thread for `samples` samples inside: sums over the batch are sums over all parts."""
-        _CURRENT.meeting, _CURRENT.thread, _CURRENT.samples = self, thread, samples
+        _CURRENT.batch_sums, _CURRENT.thread, _CURRENT.samples = self, thread, samples
         try:
             yield
         finally:
-            _CURRENT.meeting = None
+            _CURRENT.batch_sums = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -83,7 +83,7 @@ def _add(parts: Sequence[Array | None], out: Array) -> None:
 
 
 class _Current(threading.local):
-    meeting: Meeting | None = None
+    batch_sums: BatchSums | None = None
     thread: int = 0
     samples: int = 0
 
@@ -93,10 +93,10 @@ _CURRENT = _Current()
 
 def sum_of_parts(x: Tensor) -> Tensor:
     """Return the sum of `x` over all parts of the batch; `x` itself where the batch is not split."""
-    meeting, thread = _CURRENT.meeting, _CURRENT.thread
-    if meeting is None:
+    batch_sums, thread = _CURRENT.batch_sums, _CURRENT.thread
+    if batch_sums is None:
         return x
-    return SUM_OF_PARTS(x, meeting=meeting, thread=thread, number=meeting.next_sum(thread))
+    return SUM_OF_PARTS(x, batch_sums=batch_sums, thread=thread, number=batch_sums.next_sum(thread))
 
 
 def samples_of(x: Tensor) -> int:
@@ -107,7 +107,7 @@ def samples_of(x: Tensor) -> int:
     Raises:
         ShapeError: it holds no whole number of them for each.
     """
-    if _CURRENT.meeting is None:
+    if _CURRENT.batch_sums is None:
         return len(x)
     several, rest = divmod(len(x), _CURRENT.samples)
     if rest:
@@ -115,33 +115,35 @@ def samples_of(x: Tensor) -> int:
             f"statistics of {len(x)} samples, for a part of {_CURRENT.samples} of a batch, are not those of a whole "
             "one; switch the technique split_batch off"
         )
-    return several * _CURRENT.meeting.samples
+    return several * _CURRENT.batch_sums.samples
 
 
-def meets(attrs: Mapping[str, Any]) -> bool:
+def is_batch_sum(attrs: Mapping[str, Any]) -> bool:
     """Whether an op with these attributes is a sum over all parts of a batch."""
-    return isinstance(attrs.get("meeting"), Meeting)
+    return isinstance(attrs.get("batch_sums"), BatchSums)
 
 
 def sums(attrs: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the numbers of the sums that a tape meets the others for, in order, from its ops' attributes."""
-    return [at["number"] for at in attrs if meets(at)]
+    """Return the numbers of the sums of a tape over the batch, in order, from its ops' attributes."""
+    return [at["number"] for at in attrs if is_batch_sum(at)]
 
 
 def numbered(equations: Sequence[Equation]) -> tuple[Equation, ...]:
     """Return the ops with their sums over parts numbered from 1: an op that a checkpoint repeats is another sum."""
     numbers = itertools.count(1)
     return tuple(
-        replace(step, attrs={**step.attrs, "number": next(numbers)}) if meets(step.attrs) else step
+        replace(step, attrs={**step.attrs, "number": next(numbers)}) if is_batch_sum(step.attrs) else step
         for step in equations
     )
 
 
-def _bind(arrays: Sequence[Array], out: Array, scratch: Scratch, meeting: Meeting, thread: int, number: int) -> Any:
-    return meeting.calls(arrays[0], out, thread, number)
+def _bind(
+    arrays: Sequence[Array], out: Array, scratch: Scratch, batch_sums: BatchSums, thread: int, number: int
+) -> Any:
+    return batch_sums.calls(arrays[0], out, thread, number)
 
 
-def _infer(x: Tensor, meeting: Meeting, thread: int, number: int) -> tuple[Shape, Any]:
+def _infer(x: Tensor, batch_sums: BatchSums, thread: int, number: int) -> tuple[Shape, Any]:
     return x.shape, x.dtype
 
 
