@@ -161,7 +161,7 @@ class TensorSession:
     _evaluate: Callable[[Any, Any], tuple[Any, Any]]
     """The mean loss of features and targets, and how many answers are right."""
     _apply: Callable[[Any], Any]
-    """What the network makes of features, as an array or what numpy makes one of."""
+    """The network's outputs for features, as an array or something that numpy converts to one."""
 
     def __init__(self, spec: ModelSpec, dtype: np.dtype[Any], batch_size: int, tensor: Callable[[Array], Any]) -> None:
         self._batch_size = batch_size

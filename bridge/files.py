@@ -143,8 +143,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 os.chmod(temporary, mode)
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)  # of a full disk, for one, which knows an open file alone
         raise
     _flush_folder(target.parent)
 

@@ -329,7 +329,7 @@ class Layer(Record):
         return False
 
     def output(self, input: Shape) -> Shape:
-        """The shape of what the layer makes of `input`. Raises `ValueError` when `input` doesn't fit."""
+        """The output shape for `input`. Raises `ValueError` when `input` doesn't fit."""
         return input
 
     def parameters(self, input: Shape) -> dict[str, ParameterSpec]:

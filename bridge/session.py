@@ -34,6 +34,7 @@ __all__ = [
     "Resumable",
     "Scheduling",
     "Session",
+    "Starting",
 ]
 
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
@@ -163,7 +164,7 @@ class Session(Protocol):
         ...
 
     def predict(self, x: NDArray[Any]) -> NDArray[Any]:
-        """What the network makes of each row: (rows, *output shape of the spec), logits where the loss takes logits."""
+        """Predict: (rows, *output shape of the spec), logits where the loss takes logits."""
         ...
 
     def loss_and_gradients(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, dict[str, NDArray[Any]]]:

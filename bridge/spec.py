@@ -263,7 +263,7 @@ class ModelSpec(Record):
 
     @property
     def output(self) -> Shape:
-        """The shape of what the network makes of one sample."""
+        """The output shape of one sample."""
         return self.shapes()[-1].output
 
     @property

@@ -385,7 +385,8 @@ class Worker:
         """The session's own error, made again here."""
         kind, message = described["type"], described["message"]
         if kind not in _ERRORS:
-            return WorkerError(f"engine {self.engine.name} failed in {call}: {kind}: {message}")
+            where = f" ({described['where']})" if described.get("where") else ""
+            return WorkerError(f"engine {self.engine.name} failed in {call}: {kind}: {message}{where}")
         error = _ERRORS[kind].__new__(_ERRORS[kind])
         Exception.__init__(error, message)  # not its own __init__, which made the message from the fields
         vars(error).update(described["fields"])

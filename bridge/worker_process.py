@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,12 +48,14 @@ def main(start: Mapping[str, Any]) -> None:
 
 
 def _failure(error: Exception) -> Answer:
-    """An error's type, message and fields, so that it can be made again in the parent."""
+    """An error's type, message and fields, so that it can be made again in the parent, and where it was raised."""
     fields = {}
     for name, value in vars(error).items():  # such as SpecError.problems
         with contextlib.suppress(TypeError, ValueError):
             fields[name] = json.loads(json.dumps(value))
-    return {"type": type(error).__name__, "message": str(error), "fields": fields}
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return {"type": type(error).__name__, "message": str(error), "fields": fields, "where": where}
 
 
 class _Server:

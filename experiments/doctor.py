@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,13 +26,13 @@ from bridge.libjulia.environment import kernels_for
 from bridge.libjulia.numpy_blas import newer_than
 from bridge.session import Optimizer
 from bridge.worker import Worker, environment
-from experiments import papers, provenance, sources
+from experiments import archive, papers, provenance, sources
 from experiments.data import generated
 from experiments.extras import EXTRAS
 from experiments.formats import size
 from experiments.progress import Steps
 from experiments.records import UnreadableError
-from experiments.results import Results
+from experiments.results import COMMITTED, Results
 from py_engine.errors import EngineError
 
 State = Literal["ok", "note", "problem"]
@@ -42,6 +43,8 @@ ENGINES = ("numpy", "julia")
 OLDEST_PYTHON = (3, 11)
 DISK_NEEDED = 1_000_000_000
 """Bytes that a sweep may need at one time: the data set as arrays for the workers, captures, results."""
+TEMPORARY_NEEDED = 100_000_000
+"""Bytes of weights, orders and results that workers may have in temporary files at one time."""
 
 TRIED_SECONDS = 3.0
 """Seconds of training, at most, in which an engine finds out how many threads are the fastest."""
@@ -243,6 +246,7 @@ def engines() -> Iterator[Finding]:
 def data(data_dir: Path | None) -> Iterator[Finding]:
     """The datasets of the papers."""
     from experiments import data
+    from experiments.data import fetch
 
     for name in sorted({papers.load_paper(key).dataset for key in papers.paper_keys()}):
         try:
@@ -258,14 +262,18 @@ def data(data_dir: Path | None) -> Iterator[Finding]:
             yield Finding(f"data {name}", "ok", f"{len(dataset.y_train):,} training rows in {dataset.origin}")
         elif dataset.source == "generated":
             yield Finding(f"data {name}", "ok", "drawn where a run needs it")
-        elif not dataset.origin.startswith(data.SAMPLE_LABEL):
-            yield Finding(f"data {name}", "note", "a part of it is not on this machine yet", dataset.notice or "")
         else:
+            refused = fetch.refusal(True)
+            brought = "a run downloads it; without a network" if refused is None else f"{refused}: change that, or"
             advice = (
-                f"a run downloads it; without a network put {EXPECTED[name]} in a folder and name that with "
-                "--data-dir or TWINGRAD_DATA, or the embedded sample stands in for it"
+                f"{brought} put {EXPECTED[name]} in a folder and name that with --data-dir or TWINGRAD_DATA, or the "
+                "embedded sample is used in its place"
             )
-            yield Finding(f"data {name}", "note", "not on this machine yet", advice)
+            whole = dataset.origin.startswith(data.SAMPLE_LABEL)
+            if not whole and dataset.notice:  # which part
+                advice = f"{dataset.notice} {advice}"
+            found = "not on this machine yet" if whole else "a part of it is not on this machine yet"
+            yield Finding(f"data {name}", "note", found, advice)
 
 
 def disk(results_dir: Path) -> Iterator[Finding]:
@@ -280,17 +288,31 @@ def disk(results_dir: Path) -> Iterator[Finding]:
         advice = f"get write access to {folder}, or choose another folder with --results DIR"
         yield Finding("results", "problem", f"no write access to {folder}", advice)
     else:
-        yield Finding("results", "ok", f"{results_dir} can be written")
+        if (results_dir / COMMITTED).exists():
+            advice = "runs do not write there; choose another folder with --results DIR"
+            yield Finding("results", "note", f"{results_dir} is committed", advice)
+        else:
+            yield Finding("results", "ok", f"{results_dir} can be written")
         for path, reason in Results(results_dir).damaged():
             if isinstance(reason, UnreadableError):
                 yield Finding("results", "note", f"{path} {reason}", "let this user read it")
             else:
                 yield Finding("results", "note", f"{path} is damaged: {reason}", "the next run sets it aside")
+        try:
+            if (packed := Results(results_dir).archive).is_file():
+                archive.read(packed)
+        except (TwinGradError, OSError) as error:
+            yield Finding("results", "problem", "their archive cannot be read", str(error))
     free = shutil.disk_usage(folder).free
     if free < DISK_NEEDED:
         yield Finding("disk", "problem", f"{size(free)} free", f"a sweep may need {size(DISK_NEEDED)} at one time")
     else:
         yield Finding("disk", "ok", f"{size(free)} free")
+    temporary = Path(tempfile.gettempdir())
+    free = shutil.disk_usage(temporary).free
+    if free < TEMPORARY_NEEDED:
+        advice = f"workers may need {size(TEMPORARY_NEEDED)} there: free some, or name another folder in TMPDIR"
+        yield Finding("temporary files", "problem", f"{size(free)} free in {temporary}", advice)
 
 
 def tools() -> Iterator[Finding]:

@@ -119,9 +119,14 @@ def sound(content: bytes, key: str) -> Record | None:
     record = records.parse(content, key, range(1, SCHEMA + 1))
     if record is not None and record["schema"] == SCHEMA:
         asked, decided_by = record.get("asked"), record.get("decided_by")
-        made = hashes(asked, decided_by) if isinstance(asked, dict) and isinstance(decided_by, dict) else {}
+        try:
+            made = hashes(asked, decided_by) if isinstance(asked, dict) and isinstance(decided_by, dict) else {}
+        except RecursionError:
+            raise records.DamagedError("what it says was asked is nested too deeply") from None
         if (made.get("key"), made.get("job")) != (key, record["job"]):
             raise records.DamagedError("its key is not the hash of what it says was asked and decided it")
+        if lacking := [name for name in ("study", "measure", "threads", "profile") if name not in record["asked"]]:
+            raise records.DamagedError(f"asked: lacks {', '.join(lacking)}")
     return record
 
 

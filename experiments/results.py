@@ -31,6 +31,7 @@ can be computed from the record itself: `hashes`.
 from __future__ import annotations
 
 import csv
+import datetime
 import hashlib
 import io
 import itertools
@@ -104,8 +105,15 @@ class TidyError(ResultsError):
 
 def key_of(content: Mapping[str, Any]) -> str:
     """The first 16 hex digits of the sha256 over some content, as JSON with sorted names."""
-    canonical = json.dumps(plain(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    canonical = json.dumps(plain(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_date)
     return hashlib.sha256(encoded(canonical)).hexdigest()[:KEY_LENGTH]
+
+
+def _date(value: Any) -> str:
+    """A date as text: TOML has them, JSON none. No setting is one, as whoever reads the setting says."""
+    if not isinstance(value, datetime.date | datetime.time):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return value.isoformat()
 
 
 def hashes(asked: Mapping[str, Any], decided_by: Mapping[str, Any]) -> Record:

@@ -19,8 +19,10 @@ import posixpath
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+
+from experiments.errors import ResultsError
 
 __all__ = ["PACKAGES", "ROOT", "SOURCES", "Sources"]
 
@@ -60,10 +62,11 @@ _PARSING = threading.Lock()
 
 @dataclass(frozen=True)
 class _File:
-    """One file: a digest of its content, and the files that it leads to."""
+    """One file: a digest of its content, what it leads to, and its time and size when it was read, if it was."""
 
     digest: str
     leads_to: tuple[str, ...]
+    stamp: tuple[int, int] | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -106,8 +109,29 @@ class Sources:
                 waiting += self._file(name).leads_to
         return found
 
+    def edited(self, starts: Iterable[str]) -> str | None:
+        """A file of the closure that is another one by now, or gone; None where all are as they were read."""
+        for name in sorted(self.closure(starts)):
+            read, path = self._file(name), self.root / name
+            if read.stamp is None:  # see `with_changes`
+                continue
+            try:
+                if _stamp(path) != read.stamp and hashlib.sha256(path.read_bytes()).hexdigest() != read.digest:
+                    return name
+            except OSError:
+                return name
+        return None
+
+    def check_unedited(self, starts: Iterable[str], run: str) -> None:
+        """Raise `ResultsError` where a file of the closure, which decides a run, is not as it was read for its key."""
+        if (name := self.edited(starts)) is not None:
+            raise ResultsError(
+                f"{name} was edited while TwinGrad ran, so that it is unknown what {run} has measured: that is not "
+                "recorded; give the same command again"
+            )
+
     def with_changes(self, changes: Mapping[str, bytes]) -> Sources:
-        """The same files with another content for some of them, for seeing what a change would do."""
+        """The same files with another content for some of them: what a change would do, for tests."""
         other = Sources(self.root, self._names | changes.keys(), dict(self._files))
         other._files |= {name: other._parsed(name, content) for name, content in changes.items()}
         return other
@@ -123,7 +147,9 @@ class Sources:
 
     def _file(self, name: str) -> _File:
         if name not in self._files:
-            self._files[name] = self._parsed(name, (self.root / name).read_bytes())
+            path = self.root / name
+            stamp = _stamp(path)
+            self._files[name] = replace(self._parsed(name, path.read_bytes()), stamp=stamp)
         return self._files[name]
 
     def _parsed(self, name: str, content: bytes) -> _File:
@@ -181,6 +207,12 @@ class Sources:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), other))
         if path in self._names:
             yield path
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """The time of a file's last change and its size."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 def _run(tree: ast.AST, expressions: bool) -> Iterator[ast.AST]:

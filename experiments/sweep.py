@@ -229,6 +229,7 @@ class Sweep:
         self._slot = slot
         self._prepared: set[str] = set()
         self._others: dict[int, Owner] = {}
+        self._unsaved: list[Record] = []
 
     @property
     def work(self) -> Path:
@@ -240,33 +241,48 @@ class Sweep:
         return "sample" if self.load(paper, progress).source == "sample" else profile
 
     def run(self, jobs: Sequence[Job], progress: Progress, again: bool = False) -> Outcome:
-        """Run every job that has no record yet; with `again` every job."""
+        """Run every job that has no record yet; with `again` every job.
+
+        Raises `ResultsError` where nothing can be written. The record of the run that has just finished is then saved
+        once more, when the arrays of the runs, which may have filled the disk, are removed.
+        """
         start, self._since = time.perf_counter(), provenance.now()
         found: dict[int, Record] = {}
         reused: list[int] = []
         waiting, told = list(enumerate(jobs)), ""
-        while waiting:
-            for part in by_data(waiting):
-                with RunArrays(self.load(part[0][1].paper, progress), self.work) as work:
-                    one = partial(self._job, work=work, found=found, reused=reused, progress=progress, again=again)
-                    for alike, places in _side_by_side(part):
-                        if len(places) > 1 and self._slot is None:
-                            # Here, since the threads of the jobs would not wait for one another.
-                            self._prepare(self._engines_to_run(alike, work, again))
-                            side_by_side(one, alike, places)
-                            continue
-                        for job in alike:
-                            one(job, self._slot or places[0])
-            waiting = [numbered for numbered in waiting if numbered[0] not in found]
-            if waiting:  # others run them, or did until they ended
-                owners = ", ".join(sorted({str(owner) for owner in self._others.values()}))
-                text = (
-                    f"waiting for {len(waiting)} run{'s' if len(waiting) > 1 else ''} of {owners or 'another process'}"
-                )
-                if text != told:
-                    progress.note(told := text)
-                time.sleep(leases.BEAT / 5)
+        with self._saving_what_is_unsaved():
+            while waiting:
+                for part in by_data(waiting):
+                    with RunArrays(self.load(part[0][1].paper, progress), self.work) as work:
+                        one = partial(self._job, work=work, found=found, reused=reused, progress=progress, again=again)
+                        for alike, places in _side_by_side(part):
+                            if len(places) > 1 and self._slot is None:
+                                # Here, since the threads of the jobs would not wait for one another.
+                                self._prepare(self._engines_to_run(alike, work, again))
+                                side_by_side(one, alike, places)
+                                continue
+                            for job in alike:
+                                one(job, self._slot or places[0])
+                waiting = [numbered for numbered in waiting if numbered[0] not in found]
+                if waiting:  # others run them, or did until they ended
+                    owners = ", ".join(sorted({str(owner) for owner in self._others.values()}))
+                    runs = f"{len(waiting)} run{'s' if len(waiting) > 1 else ''}"
+                    text = f"waiting for {runs} of {owners or 'another process'}"
+                    if text != told:
+                        progress.note(told := text)
+                    time.sleep(leases.BEAT / 5)
         return Outcome([found[number] for number in range(len(jobs))], len(reused), time.perf_counter() - start)
+
+    @contextmanager
+    def _saving_what_is_unsaved(self) -> Iterator[None]:
+        """Save what could not be saved inside once more."""
+        self._unsaved.clear()
+        try:
+            yield
+        except ResultsError:
+            for record in self._unsaved if self.leases is None else ():
+                self.results.save(record)
+            raise
 
     def load(self, paper: Paper, progress: Progress) -> Dataset:
         """The data set of a paper, read once."""
@@ -336,7 +352,12 @@ class Sweep:
                     f"{job}: taken over by another process, since this one was silent: this result is left out"
                 )
                 return
-            self.results.save(record)
+            sources.SOURCES.check_unedited(starts(job), str(job))
+            try:
+                self.results.save(record)
+            except ResultsError:
+                self._unsaved.append(record)
+                raise
             found[number] = record
             progress.finish(str(job), described(record))
 

@@ -279,7 +279,7 @@ def _recurrent(layer: Recurrent, run: _Run, x: Tensor) -> Tensor:
 
 
 State: TypeAlias = tuple[Tensor, ...] | None
-"""What a cell keeps from step to step; None before the first, which stands for zeros."""
+"""What a cell keeps from step to step; None, that is zeros, before the first."""
 
 
 def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:
@@ -356,7 +356,8 @@ def _dropout(layer: Dropout, run: _Run, x: Tensor) -> Tensor:
     if not run.training:
         return x
     kept = 1 - layer.rate
-    return jnp.where(jax.random.bernoulli(run.key(), kept, x.shape), x / kept, 0)
+    # In the dtype of the samples: a Python number has that of JAX's switch for the process, and the masks follow it.
+    return jnp.where(jax.random.bernoulli(run.key(), np.asarray(kept, x.dtype), x.shape), x / kept, 0)
 
 
 def _convolution(layer: Convolution, run: _Run, x: Tensor) -> Tensor:

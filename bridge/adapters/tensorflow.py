@@ -279,7 +279,7 @@ def _loop(cell: Callable[..., Any], inputs: Tensor, state: tuple[Tensor, ...], s
 
 
 State: TypeAlias = tuple[Tensor, ...] | None
-"""What a cell keeps from step to step; None before the first, which stands for zeros."""
+"""What a cell keeps from step to step; None, that is zeros, before the first."""
 
 
 def _rnn_cell(layer: RNN, recurrent: Tensor, x: Tensor, state: State) -> tuple[Tensor, ...]:

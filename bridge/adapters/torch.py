@@ -181,7 +181,7 @@ class TorchSession(TensorSession):
     @staticmethod
     def own_parameters(spec: ModelSpec, seed: int, dtype: DTypeLike = "float32") -> dict[str, Array]:
         """What torch's layers start from after ``torch.manual_seed(seed)``, less the second bias of recurrent ones."""
-        with torch.random.fork_rng(devices=[]):  # the stream goes on as it was: an open session draws from it
+        with torch.random.fork_rng(devices=[]):  # the global stream is left as it was: an open session draws from it
             torch.manual_seed(seed)
             _, places = _build_model(spec, np.dtype(dtype), unrolls=False)
             return {name: places[name].value() for name in spec.parameters()}

@@ -109,7 +109,7 @@ class JuliaFunction:
         return self._rule(*args)
 
     def value(self, *args: ArrayLike) -> Array:
-        """Call the function on arrays, without recording anything for a derivative."""
+        """Call the function on arrays, without building a graph."""
         arrays = [as_argument(self.__name__, i, x) for i, x in enumerate(args)]
         found: Array = self._backend.value(arrays)
         # In Julia a number takes the precision of the arrays that it meets, and the derivative by it has that, too.

@@ -1,4 +1,4 @@
-"""The command `twingrad`: every step from raw data to the finished paper, and training and prediction by hand.
+"""The command `twingrad`: every step from raw data to the finished paper, and single networks, trained and asked.
 
 A user's mistake ends with `error: ...` and code 2, a failed run with code 1, ctrl-C with 130; none shows a
 traceback. Heavy packages are imported by the commands that need them, so that `--help` is quick and works
@@ -7,7 +7,7 @@ without the extras. A module here holds some commands (importing it adds them to
 
 from __future__ import annotations
 
-from experiments.cli import by_hand, looking, reports, reproducing, runs
+from experiments.cli import looking, networks, reports, reproducing, runs
 from experiments.cli.common import INTERRUPTED, RUN_FAILED, TERMINATED, USER_ERROR, cli
 from experiments.cli.process import invoke, main
 
@@ -16,11 +16,11 @@ __all__ = [
     "RUN_FAILED",
     "TERMINATED",
     "USER_ERROR",
-    "by_hand",
     "cli",
     "invoke",
     "looking",
     "main",
+    "networks",
     "reports",
     "reproducing",
     "runs",

@@ -54,7 +54,8 @@ def list_(output: Output) -> None:
 def doctor(output: Output, results_dir: Path, data_dir: Path | None) -> None:
     """Look at this machine: what is there, what is missing, and what to do about it.
 
-    Ends with code 0 unless something essential is broken. Changes and downloads nothing.
+    Ends with code 0 unless something essential is broken. Downloads nothing; it may fill TwinGrad's cache, and let
+    Julia compile the packages of engines for its own.
     """
     from experiments import doctor
 

@@ -55,7 +55,7 @@ class Dataset:
     instead_of: str = ""
     """What the sample stands in for: "MNIST"."""
     vocabulary: tuple[str, ...] | None = None
-    """For text: the word of each row number. Row 0 is padding, row 1 stands for every other word."""
+    """For text: the word of each row number. Row 0 is padding, row 1 is every other word."""
     pretrained: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Weights that come with the data, by name: "glove" is (rows of the vocabulary asked for, dimension)."""
     examples: tuple[str, ...] = ()

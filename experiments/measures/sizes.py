@@ -74,7 +74,8 @@ of a max-pool differ by roundings only the gradient takes another way, which of 
 """
 ABOVE_LIMIT, MEASURED_AGAIN = 1.25, 3
 """How many times the machine's highest rate a call may reach: rates of a machine that others use, too, vary by a tenth
-and more. Above the highest rate, the machine is measured again at most so often; above this, an error says so."""
+and more. Above the highest rate, the machine is measured again, at most `MEASURED_AGAIN` times; above `ABOVE_LIMIT`
+an error is raised."""
 
 FACTS = (
     *("first", "start_seconds", "memory_bytes", "import_seconds", "level_bytes"),

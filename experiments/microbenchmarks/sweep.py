@@ -123,6 +123,7 @@ def run(jobs: Sequence[Job], results: Results, progress: Progress, again: bool =
             if failed:
                 record |= {"status": "failed", "error": "; ".join(failed.values()), "error_kind": "failed"}
             record["seconds"] = time.perf_counter() - begin
+            SOURCES.check_unedited(starts(job), str(job))
             results.save(record)
             records.append(record)
             progress.finish(str(job), described(record))

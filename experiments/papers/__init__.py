@@ -112,7 +112,7 @@ class Setting(_Record, Generic[T]):
 
 
 class EngineRow(_Record):
-    """An engine to run, and the row of the paper's tables that it stands beside (none when empty)."""
+    """An engine to run, and the row of the paper's tables that it is shown beside (none when empty)."""
 
     name: Identifier
     reported_as: str = ""
@@ -213,7 +213,7 @@ KINDS: dict[str, Any] = {
 
 
 class RunsOfAll(_Record):
-    """How often a profile runs what, apart from the options that measures have of their own.
+    """How often a profile runs what, apart from the measures' own options.
 
     Seeds count from 0; `engine_seeds` allows single engines fewer of them.
     """
@@ -239,7 +239,7 @@ class RunsOfAll(_Record):
         return setting.value if isinstance(setting, Setting) else setting
 
     def seed_count(self, engine: str, measure: Measure, asked: int | None = None) -> int:
-        """How many seeds an engine runs for a measure; `asked` stands in the place of its first limit."""
+        """How many seeds an engine runs for a measure; `asked` replaces its first limit."""
         limits = [self._seeds(name, engine) for name in measure.seeds]
         planned = min(limits)
         return planned if asked is None or not planned else min([asked, *limits[1:]])
@@ -360,7 +360,7 @@ class Reported(_Record):
 
 
 class Cited(_Record):
-    """A number that a study cites from other work, in the table where it stands."""
+    """A number that a study cites from other work, with the table that shows it."""
 
     table: Identifier
     row: str
@@ -551,7 +551,9 @@ class Paper(_Record):
 
     def sized(self, family: Family, size: str) -> ModelSpec:
         """The spec of a family in one of its sizes."""
-        return network.changed(self.spec(family.model), family.sizes[size], f"{family.id}-{size}")
+        spec = self.spec(family.model)
+        given = toml.parse(toml.read(self.model_file(family.model)))
+        return network.changed(spec, given, family.sizes[size], f"{family.id}-{size}")
 
     def check(self, source: str) -> None:
         """Raise PaperFileError for what does not fit together with other files; `source` names this one.

@@ -92,7 +92,7 @@ def _engines(items: Any, reported_as: Any) -> Any:
         rows,
         lambda row: (
             {**row, "reported_as": reported_as[row["name"]]}
-            if isinstance(row, dict) and row.get("name") in reported_as
+            if isinstance(row, dict) and isinstance(row.get("name"), str) and row["name"] in reported_as
             else row
         ),
     )

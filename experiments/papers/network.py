@@ -116,13 +116,18 @@ def disagreement(name: str, value: Any, spec: ModelSpec) -> str | None:
     return f"found {shown(value)}, and the model has {', '.join(map(shown, said))}"
 
 
-def changed(spec: ModelSpec, changes: Mapping[str, Any], name: str) -> ModelSpec:
+def changed(spec: ModelSpec, given: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> ModelSpec:
     """A network under another name with other settings, named `"<layer id>.<key>"` or `"input.<key>"`.
+
+    `given` is the document that the spec was read from: where that has the padding "same", it is found anew.
 
     Raises SpecError for a setting that no layer has, and for a network that is none.
     """
     document = spec.model_dump(mode="json") | {"name": name}
     parts = {layer["id"]: layer for layer in document["layers"]} | {"input": document["input"]}
+    for layer, source in zip(document["layers"], given["layers"], strict=True):
+        if source.get("padding") == "same":
+            layer["padding"] = "same"
     for key, value in changes.items():
         part, _, setting = key.rpartition(".")
         if part not in parts or setting not in parts[part]:

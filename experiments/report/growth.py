@@ -2,14 +2,15 @@
 
 The exponents of steps come from the study of several sizes (`sizes.points`), those of the series and of the graphs from
 the measure `growth`. Work that grows in proportion (`LINEAR`) should take time in proportion: an exponent above `MOST`
-is marked there, of all sizes, of those whose memory fits the machine's largest cache, or of the others. It is explained
-where the machine's limit grows as fast; or where the time, without that of collecting garbage or of the system,
-whichever is more, grows in proportion in both of these, and from one to the other where one of them has a single size.
+is marked there, of all sizes, of the two largest, of those whose memory fits the machine's largest cache, or of the
+others. It is explained where the machine's limit grows as fast; or where the time, without that of collecting garbage
+or of the system, whichever is more, grows in proportion in both of these, and from one to the other where one of them
+has a single size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +29,7 @@ from experiments.measures.growth import (
     PEER_ROUNDS,
     SHARES,
 )
-from experiments.report import row_helpers
+from experiments.report import row_helpers, sizes_targets
 from experiments.report.row_helpers import REFERENCE, producer
 from experiments.report.sizes import TARGETS, origin, points
 from experiments.report.table import Column, Row, Table, column, empty
@@ -42,13 +43,13 @@ SYSTEM_FROM = 0.1
 """Seconds from which on the system's part of a time is known: it is counted in ticks of a clock."""
 LEAST_SHARE = 0.005
 """Of a time that is worth mentioning."""
-FITTED = ("exponent", "beyond", "collecting", "system", "inside", "outside")
-"""Of each engine: the exponent of its time; that of time / limit; the shares of collecting garbage and of the system at
-the largest size; and the exponents without the larger of these times, of the sizes whose memory fits the machine's
-largest cache, and of the others.
+FITTED = ("exponent", "largest", "beyond", "largest_beyond", "collecting", "system", "inside", "outside", "across")
+"""Of each engine: the exponents of its time over all sizes and over the two largest; those of time / limit; the shares
+of collecting garbage and of the system at the largest size; and the exponents without the larger of these times, of the
+sizes whose memory fits the machine's largest cache, of the others, and between the two levels where one has one size.
 """
 
-FIRST_CALL = "first call, compiled"
+FIRST_CALL, START = "first call, compiled", "start-up"
 COMPILED_NODES, COMPILED_SECONDS = 100, 0.02
 """Nodes of the graph for which the first call of `compile` is to take no longer than these seconds."""
 
@@ -60,10 +61,7 @@ def growth(view: View) -> Table:
     engines = _engines(view, ("sizes", "growth"))
     rows = [*_of_points(view), *_of_series(view)]
     above = [
-        f"{view.label(engine)}, {row['group']}, {row['at']}: {_why(row, engine)}"
-        for row in rows
-        for engine in TARGETS
-        if _is_above(row, engine)
+        f"{view.label(engine)}, {row['group']}, {row['at']}: {_why(row, engine)[0]}" for row, engine in _above(rows)
     ]
 
     def cell(engine: str) -> Callable[[Row], str]:
@@ -108,7 +106,8 @@ def growth(view: View) -> Table:
             "Start-up is `build` and the first step less a later one, of each the least. Graphs are one sine of ten "
             "numbers after another, by one thread.",
             f"× marks an engine of ours with an exponent above {given(MOST)} where the work grows in proportion (over "
-            "mini-batches, steps in time, words and nodes): of all sizes, or of those within one level of memory.",
+            "mini-batches, steps in time, words and nodes): of all sizes, of the two largest, or of those within one "
+            "level of memory.",
             *above,
             *shorter,
             *without_time,
@@ -206,12 +205,17 @@ def _fitted(engine: str, times: pd.DataFrame) -> dict[str, Any]:
         "system": float(system[-1] / longest) if longest else 0.0,
         "inside": exponent(values[inside], rest[inside]),
         "outside": exponent(values[~inside], rest[~inside]),
-        "rest": exponent(values, rest),
-        "single": 1 in (int(inside.sum()), int((~inside).sum())),
+        "across": None,
+        "largest": exponent(values[-2:], seconds[-2:]),
+        "largest_beyond": exponent(values[-2:], beyond[-2:]),
+        "largest_rest": exponent(values[-2:], rest[-2:]),
         "steepest": max(pairs, default=None),
         "split": known,
         "left_out": left_out,
     }
+    edge = int(inside.sum())  # memory grows with the sizes, so that those that fit come first
+    if known and 0 < edge < len(values) and 1 in (edge, len(values) - edge):
+        found["across"] = exponent(values[edge - 1 : edge + 1], rest[edge - 1 : edge + 1])
     return {f"{engine}_{name}": value for name, value in found.items()}
 
 
@@ -224,48 +228,61 @@ def exponent(values: Sequence[float] | np.ndarray, times: Sequence[float] | np.n
 
 
 def _is_above(row: Row, engine: str) -> bool:
-    """Whether a time grows faster than the work, which grows in proportion: in all or within a level of memory."""
+    """Whether a time grows faster than the work, which grows in proportion: in all, at the end or within a level."""
     return bool(row["linear"]) and any(
-        _exceeds(row.get(f"{engine}_{name}")) for name in ("exponent", "inside", "outside")
+        _exceeds(row.get(f"{engine}_{name}")) for name in ("exponent", "largest", "inside", "outside")
     )
 
 
+def _above(rows: Iterable[Row]) -> list[tuple[Row, str]]:
+    """The rows, each with an engine of ours whose time grows faster there than the work."""
+    return [(row, engine) for row in rows for engine in TARGETS if _is_above(row, engine)]
+
+
+def unexplained(view: View) -> tuple[int, int]:
+    """How many times of our engines grow faster than the work, which is in proportion, unexplained; and of how many."""
+    rows = [*_of_points(view), *_of_series(view)]
+    judged = [row for row in rows for engine in TARGETS if row["linear"] and not empty(row.get(f"{engine}_exponent"))]
+    return sum(not _why(row, engine)[1] for row, engine in _above(rows)), len(judged)
+
+
 def _exceeds(exponent: float | None) -> bool:
-    return exponent is not None and exponent > MOST
+    return exponent is not None and not empty(exponent) and exponent > MOST
 
 
-def _why(row: Row, engine: str) -> str:
-    """The exponent of an engine that is above `MOST`, where it comes from, and whether something explains it."""
+def _why(row: Row, engine: str) -> tuple[str, bool]:
+    """The exponents of an engine, one of which is above `MOST`, where that comes from, and whether it is explained."""
+    of = {name: row[f"{engine}_{name}"] for name in (*FITTED, "largest_rest", "split")}
     slope, low, high = row[f"{engine}_steepest"]
-    said = f"{fixed(row[f'{engine}_exponent'])}, steepest from {int(low):,} to {int(high):,} ({fixed(slope)}); "
-    beyond = row.get(f"{engine}_beyond")
-    if _exceeds(row[f"{engine}_exponent"]) and beyond is not None and beyond <= MOST - 1:
-        return said + "the limit grows as fast."
-    collecting, system, split = (row[f"{engine}_{name}"] for name in ("collecting", "system", "split"))
+    at_end = _exceeds(of["largest"]) and not _exceeds(of["exponent"])
+    of_largest = f", of the two largest {fixed(of['largest'])}" if at_end else ""
+    said = f"{fixed(of['exponent'])}{of_largest}, steepest from {int(low):,} to {int(high):,} ({fixed(slope)}); "
+    pairs = (("exponent", "beyond"), ("largest", "largest_beyond"))
+    limits = [of[beyond] for name, beyond in pairs if _exceeds(of[name])]
+    if limits and all(not empty(beyond) and beyond <= MOST - 1 for beyond in limits):
+        return said + "the limit grows as fast.", True
+    collecting, system, split = of["collecting"], of["system"], of["split"]
     if not split and max(collecting, system) < LEAST_SHARE:
-        return said + "not explained."
-    places = (" among the sizes whose memory fits the largest cache", " among the others") if split else ("", "")
-    rest = [
-        (place, found)
-        for name, place in zip(("inside", "outside"), places, strict=True)
-        if (found := row[f"{engine}_{name}"]) is not None
-    ]
+        return said + "not explained.", False
+    places = {"inside": " among the sizes whose memory fits the largest cache", "outside": " among the others"}
+    places |= {"across": " from the largest that fits to the next"}
+    rest = [(place if split else "", of[name]) for name, place in places.items() if not empty(of[name])]
+    if _exceeds(of["largest_rest"]) and not any(_exceeds(found) for _, found in rest):
+        rest.append((" of the two largest", of["largest_rest"]))
     of_rest = " and ".join(f"{fixed(found)}{place}" for place, found in rest) or "what can't be fitted"
     known = [(collecting, "collecting garbage"), (system, "the system's work, such as on fresh memory")]
     shares = [f"{what} ({percent(share)} of the longest)" for share, what in known if share >= LEAST_SHARE]
     left_out = shares[0] if len(shares) == 1 else f"the larger of {' and '.join(shares)}" if shares else ""
     without = f"without {left_out}: " if left_out else ""
-    # Where a level has one size alone, the exponent from the other level to it must be in proportion, too.
-    over_all = row[f"{engine}_rest"]
     explained = bool(rest) and all(found <= MOST for _, found in rest)
-    explained = explained and not (row[f"{engine}_single"] and over_all is not None and over_all > MOST)
-    return f"{said}{without}{of_rest}; {'which explains it' if explained else 'the rest is not explained'}."
+    return f"{said}{without}{of_rest}; {'which explains it' if explained else 'the rest is not explained'}.", explained
 
 
 @producer
 def growth_seconds(view: View) -> Table:
     """The times of the graphs and the series that the exponents are fitted to, beside their targets."""
     engines = _engines(view, ("growth",))
+    starts = sizes_targets.start_targets(view, "growth")
     rows: list[Row] = []
     for about, part in _series(view):
         for value, found in part.groupby("value"):
@@ -275,14 +292,14 @@ def growth_seconds(view: View) -> Table:
                 row |= {f"{name}_s": one["seconds"], f"{name}_threads_in_step": one["threads_in_step"]}
                 if not empty(one["peer_ratio"]):
                     row |= {name: one[name] for name in BESIDE_PEER}
-            rows.append(row | _target(row))
-    known = [row for row in rows if row["target"]]
+            rows.append(row | _target(row, starts))
+    known = [row for row in rows if row["held"]]
     missed = [view.label(engine) for row in known for engine in row["missed"]]
     return Table(
         fields=(
             *("kind", "machine", "data", "group", "threads", "what", "value"),
             *(f"{engine}_{name}" for engine in engines for name in ("s", "threads_in_step")),
-            *("target", "target_s", *BESIDE_PEER),
+            *("target", *(f"{engine}_target_s" for engine in TARGETS), *BESIDE_PEER),
         ),
         columns=(
             column("timed", "what", align="left"),
@@ -308,23 +325,30 @@ def growth_seconds(view: View) -> Table:
     )
 
 
-def _target(row: Row) -> dict[str, Any]:
-    """The target of a row in words and in seconds, the engines that are held to it, and those of them that miss it."""
+def _target(row: Row, starts: Mapping[str, float]) -> dict[str, Any]:
+    """The target of a row in words and each engine's in seconds, and those of them that miss it.
+
+    `starts` are the seconds of start-up.
+    """
     graph = row["against"] == NODES
     reference = row.get(f"{REFERENCE}_s")
-    found: dict[str, Any] = {"target": "", "target_s": None, "held": []}
+    words, seconds = "", dict[str, float]()
     if graph and (row["what"], row["value"]) == (EAGER, PEER_NODES) and reference is not None:
-        found = {"target": "numpy: PyTorch's", "target_s": reference, "held": ["numpy"]}
-        if not empty(row.get("peer_low")):
-            return {**found, "missed": ["numpy"] if row["peer_low"] > 1 else []}
+        words, seconds = "numpy: PyTorch's", {"numpy": reference}
     elif graph and (row["what"], row["value"]) == (FIRST_CALL, COMPILED_NODES):
-        found = {
-            "target": f"{significant(1e3 * COMPILED_SECONDS, trim=True)} ms",
-            "target_s": COMPILED_SECONDS,
-            "held": list(TARGETS),
-        }
-    held = [name for name in found["held"] if not empty(row.get(f"{name}_s"))]
-    return {**found, "held": held, "missed": [name for name in held if row[f"{name}_s"] > found["target_s"]]}
+        words, seconds = (
+            f"{significant(1e3 * COMPILED_SECONDS, trim=True)} ms",
+            dict.fromkeys(TARGETS, COMPILED_SECONDS),
+        )
+    elif row["what"] == START:
+        seconds = dict(starts)
+        words = ", ".join(f"{name}: {significant(most, trim=True)} s" for name, most in starts.items())
+    held = {name: most for name, most in seconds.items() if not empty(row.get(f"{name}_s"))}
+    missed = [name for name, most in held.items() if row[f"{name}_s"] > most]
+    if "numpy" in held and not empty(row.get("peer_low")):
+        missed = ["numpy"] if row["peer_low"] > 1 else []
+    targets = {f"{name}_target_s": held.get(name) for name in TARGETS}
+    return {"target": words, "held": list(held), "missed": missed, **targets}
 
 
 def _target_text(row: Row) -> str:

@@ -218,6 +218,7 @@ def _add_sizes(found: Numbers, view: View) -> None:
     held = [row for row in growth.growth_seconds(view).rows if row["held"]]
     missed = sum(len(row["missed"]) for row in held)
     _add_count(found, "sizes.growth", missed, sum(len(row["held"]) for row in held))
+    _add_count(found, "sizes.growth.unexplained", *growth.unexplained(view))
     whole = totals.total_rows(view)
     targets = sizes_targets.start_targets(view, totals.MEASURE)
     for engine in sizes.TARGETS:

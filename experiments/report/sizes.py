@@ -3,7 +3,7 @@
 The best peer of a network, a size of mini-batch and a number of threads is the framework with the least median step. A
 step of ours is held against a bound: the larger of its `TARGETS` share of the peer's step in the same round and `ROOM`
 times the machine's limit. It is within it unless the lower end of the interval of 95 % of the median over the rounds of
-step / bound is above 1. Where the peer was in fewer than `ROUNDS` rounds with it, and not in all, nothing is said.
+step / bound is above 1. Where the peer was in fewer than `ROUNDS` rounds with it, nothing is said.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.formats import MISSING, counted, fixed, power_of_ten, scientific, share, significant
-from experiments.measures.sizes import COMPILED, KERNELS, MOST_DEVIATION, PEERS, as_kernels, as_text, gain
+from experiments.measures.sizes import COMPILED, KERNELS, MOST_DEVIATION, PEERS, SLOW, as_kernels, as_text, gain
 from experiments.report import figures as drawing
 from experiments.report import row_helpers, style
 from experiments.report.comparisons import LETTERS, described
@@ -43,7 +43,7 @@ MARKS = {True: "", False: " ×", None: " ?"}
 """Of a step within its bound, above it, and one of which nothing can be said."""
 ALL_ON = "all on"
 """In place of a technique, in the row that shows how far apart the steps with all techniques are."""
-NONE_OFF = {ALL_ON: "none: the longest step over the shortest"}
+NONE_OFF = {ALL_ON: "none: longest over shortest"}
 ACROSS = 4
 """Panels side by side."""
 
@@ -84,6 +84,7 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
         return found
     of_engine = rows[rows["engine"] == engine].iloc[0]
     found |= {name: of_engine[name] for name in ("kernel", "kernel_share", "kernels", *OF_KERNEL, "threads_in_step")}
+    found["fastest_us"] = float(steps[engine].min())
     found |= {"step_us": float(medians[engine]), "limit_share": row_helpers.or_none(limit / medians[engine])}
     if found["peer"]:
         peer = steps[found["peer"]]
@@ -93,8 +94,7 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
         to_bound = of_median(quotients)
         ends = of_median(ratios) or (None, None)
         found |= {"ratio": float(ratios.median()), "ratio_low": ends[0], "ratio_high": ends[1]}
-        paired = len(ratios) >= min(steps[engine].count(), ROUNDS)
-        found["within"] = bool(to_bound[0] <= 1) if paired and to_bound is not None else None
+        found["within"] = bool(to_bound[0] <= 1) if len(ratios) >= ROUNDS and to_bound is not None else None
         found["to_bound"] = row_helpers.or_none(quotients.median())
     return found
 
@@ -128,7 +128,7 @@ def sizes(view: View) -> Table:
     return table_of_points(
         view,
         (
-            *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in timed for name in STEP)),
+            *("limit_us", "peer", "peer_us", *(f"{engine}_{name}" for engine in timed for name in (*STEP, "rounds"))),
             *(f"{engine}_{name}" for engine in TARGETS for name in per_engine),
             *(
                 f"{engine}_{name}"
@@ -148,7 +148,8 @@ def sizes(view: View) -> Table:
             + " and ".join(f"{target:g} times the peer's ({view.label(name)})" for name, target in TARGETS.items())
             + f" and {ROOM:g} times the limit, by the lower end of the interval; ? one that was in too few rounds with "
             "that peer to say.",
-            "The CSV has the steps of all engines, with their quartiles.",
+            "The CSV has the steps of all engines, with their quartiles and rounds: a framework whose steps take over "
+            f"{SLOW:g} times as long as the fastest one's is in every third round alone.",
             *_compiled_only(view),
             *counts,
             *_losses(view),
@@ -161,6 +162,7 @@ def _spread(steps: pd.DataFrame) -> Row:
     """The step of every engine at a point, its quartiles over the rounds, and the ratios of ours to PyTorch's."""
     found: dict[str, Any] = {}
     for engine in steps.columns:
+        found[f"{engine}_rounds"] = int(steps[engine].count())
         low, middle, high = steps[engine].quantile([0.25, 0.5, 0.75])
         found |= {f"{engine}_{name}": float(value) for name, value in zip(STEP, (middle, low, high), strict=True)}
         if engine in TARGETS and REFERENCE in steps:
@@ -261,7 +263,8 @@ def sizes_held(view: View) -> Table:
         rows,
         [
             "Of its bound: how many times as long the step takes as it may, the median over the rounds. Too long by: "
-            "the share of the step that is beyond the bound.",
+            "the share of the step that is beyond the bound. Shares of ops are of the step in its fastest round, what "
+            "they could save is of the median one.",
             "The ops that hold it are those from which most could be saved, until that is enough: one of a layer with "
             "all its calls, or the update. Each has its part of the step and, in brackets, the share of its time that "
             "the machine would need for its operations and bytes; the rest could be saved. An op at its limit is as "
@@ -282,15 +285,20 @@ def sizes_held(view: View) -> Table:
 
 
 def held(found: Row) -> Row:
-    """What holds a step that is above its bound: `held_by`, as text, and which share of it that could save."""
+    """What holds a step that is above its bound: `held_by`, as text, and which share of it that could save.
+
+    Ops are timed beside the fastest round, of whose step they are shares; what they save is of the median step.
+    """
     too_long = 1 - 1 / found["to_bound"]
     if empty(found.get("kernels")):
         return {"too_long": too_long, "held_by": found.get("kernel"), "gained": None}
     named: list[Row] = []
+    gained = 0.0
     for op in as_kernels(found["kernels"]):
-        if sum(map(gain, named)) < too_long and gain(op) > 0:
+        if gained < too_long and gain(op) > 0:
             named.append(op)
-    return {"too_long": too_long, "held_by": as_text(named), "gained": sum(map(gain, named)), "ops": named}
+            gained += gain(op) * found["fastest_us"] / found["step_us"]
+    return {"too_long": too_long, "held_by": as_text(named), "gained": gained, "ops": named}
 
 
 def _ops(row: Row) -> str:
@@ -379,7 +387,8 @@ def sizes_ablation(view: View) -> Table:
         notes=(
             f"A step without the technique over the steps with all before and after it, in {steps}: above 1 the "
             f"technique makes it faster. ? marks what differs from 1 by no more than the steps with all do among "
-            f"themselves, as the first row has it. {MISSING}: it can't be switched off there, or the network was not "
+            f"themselves, as the first row has it: each is the mean of two, so that single steps differ by more. "
+            f"{MISSING}: it can't be switched off there, or the network was not "
             f"run. {LETTERS}"
             if rows
             else "Not run: make sizes runs it.",
@@ -475,7 +484,8 @@ def ratios_by_size(view: View) -> Figure:
     for axes in panels[len(families) :]:
         axes.set_axis_off()
     drawn.supylabel(f"step / best peer's step, {counted(threads, 'thread')}")
+    lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     drawn.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(batches) * len(TARGETS) // 2 or 1
+        list(lines.values()), list(lines), loc="outside upper center", ncols=len(batches) * len(TARGETS) // 2 or 1
     )
     return drawn

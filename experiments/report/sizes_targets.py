@@ -117,8 +117,10 @@ def sizes_start(view: View) -> Table:
         [
             "Start-up in seconds: `build` and the first step less the median step. With brackets: in a new process, at "
             "the first mini-batch that the engine trains; in them the seconds before, of importing the engine and "
-            "starting its runtime. Without: the process has trained smaller mini-batches before, so that code is "
-            "compiled and memory is at hand.",
+            "starting its runtime (numpy, the bridge and with it our numpy engine are there in every process). "
+            "Without: the process has trained smaller mini-batches before, so that code is compiled and memory is at "
+            "hand. The later steps in which our engines compare ways to use threads belong neither to start-up nor to "
+            "the steps that are timed.",
             *(["Below zero the first step and `build` took less than the median step."] if below else []),
             "× marks a start-up above the target of an engine of ours, which the heading has.",
             *counts,
@@ -225,7 +227,8 @@ def sizes_memory(view: View) -> Table:
             "Memory: the peak resident from `build` to steady steps, over the level before the first `build`; in "
             "brackets the peak of the whole process. A process trains its mini-batches one after the other, the "
             "smallest first, and frees what one needed before the next. Ratio: of the peak over the level to "
-            "PyTorch's; × marks one above 1.",
+            "PyTorch's; × marks one above 1. What a step allocates is not in it: the measure `memory` of the other "
+            "studies counts that.",
             *notes,
             *_copies_note(view, rows),
             *julia_notes(view),
@@ -289,11 +292,18 @@ def thread_rows(view: View) -> list[Row]:
                         "ratio_low": low,
                         "ratio_high": high,
                         "use": "" if empty(use) else use,
-                        "slower": None if low is None else low > SLOWER,
+                        "slower": _is_slower(ratios.median(), low),
                     }
                     row |= {f"{engine}_{name}": value for name, value in found.items()}
                 rows.append(row)
     return rows
+
+
+def _is_slower(median: float, low: float | None) -> bool | None:
+    """Whether a ratio is above `SLOWER`; None where the rounds are too few to say, or its interval has values below."""
+    if median <= SLOWER:
+        return None if low is None else False
+    return True if low is not None and low > SLOWER else None
 
 
 @producer
@@ -341,7 +351,8 @@ def sizes_threads(view: View) -> Table:
             "A process with several threads and one with a single thread alternated: the median steps, and the median "
             "of their ratios in the same round, with its confidence interval. Its threads: what a step uses of them. "
             "× marks a step that is slower than with one thread by more than "
-            f"{percent(SLOWER - 1)}, by the lower end of the interval; ? one of too few rounds to say.",
+            f"{percent(SLOWER - 1)}, by the lower end of the interval; ? one whose median alone is "
+            "above that, or that was in too few rounds to say.",
             *notes,
         ]
         if rows

@@ -79,6 +79,22 @@ def test_a_failure_in_the_middle_of_a_stream_leaves_the_old_file_and_nothing_els
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("error", "named"), [(OSError(errno.ENOSPC, "No space left on device"), True), (OSError("something else"), False)]
+)
+def test_an_error_of_the_system_names_the_file(
+    error: OSError, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="full" if named else "^something else$") as caught:
+        write_atomically(tmp_path / "full", "text")
+    assert caught.value.filename == (str(tmp_path / "full") if named else None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_name_as_long_as_the_system_allows_is_written(tmp_path: Path) -> None:
     path = tmp_path / ("n" * os.pathconf(tmp_path, "PC_NAME_MAX"))
     write_atomically(path, "long")

@@ -181,7 +181,7 @@ def _add_microbenchmarks(found: Rows, base: dict[str, Any], systems: list[str]) 
 
 
 def _add_size(found: Rows, base: dict[str, Any], engines: tuple[str, ...], place: int) -> None:
-    """Eight rounds of a network: the numpy engine is behind at the largest size, and has a step that holds it."""
+    """Twenty rounds of a network: the numpy engine is behind at the largest size, and has a step that holds it."""
     base = base | {"key": f"sizes-{base['family']}-{place}-{base['threads']}", "engine_digest": "e" * 64}
     generator = np.random.default_rng(place)
     for engine in engines:
@@ -201,7 +201,7 @@ def _add_size(found: Rows, base: dict[str, Any], engines: tuple[str, ...], place
                     found["sizes"].append(row | facts | {"missing": "given up: an invented reason"})
                 continue
             slow = 3.0 if engine == "numpy" and place == 3 else 1.0
-            for number in range(1, 9):
+            for number in range(1, 21):
                 step = 3 * limit * slow * _STEP_US[engine] / 1000 * generator.normal(1, 0.02)
                 found["sizes"].append(row | facts | {"round": number, "microseconds_per_step": step})
     for engine in engines:

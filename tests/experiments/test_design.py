@@ -20,4 +20,4 @@ def test_the_plan_is_that_of_a_whole_training_step() -> None:
     tape = design.compiled()
     assert tape.inputs[0].shape[0] == design.BATCH
     assert len(tape.outputs) > 2  # the loss, and a gradient for each parameter
-    assert 0 < tape.plan.size < sum(out.nbytes for step in tape.instructions for out in step.outs)
+    assert 0 < tape.plan.size < sum(out.nbytes for step in tape.steps for out in step.outs)

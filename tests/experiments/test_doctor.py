@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import sys
+import tempfile
 import tomllib
 from collections import namedtuple
 from pathlib import Path
@@ -17,10 +19,11 @@ from bridge import registry
 from bridge.errors import WorkerError
 from bridge.libjulia import environment
 from bridge.registry import Availability, Registered
-from experiments import doctor, papers, provenance
+from experiments import archive, doctor, papers, provenance
 from experiments.data.dataset import Dataset
 from experiments.doctor import Finding
 from experiments.extras import EXTRAS, remedy
+from experiments.results import COMMITTED
 
 ROOT = Path(__file__).parents[2]
 
@@ -181,6 +184,41 @@ def test_data_of_which_a_part_is_random_says_which(monkeypatch: pytest.MonkeyPat
     notice = "Synthetic/embedded sample in part: the vectors are random"
     found = Dataset("imdb", "sample", rows, rows[:, 0], rows, rows[:, 0], "d", origin="/reviews", notice=notice)
     monkeypatch.setattr("experiments.data.load", lambda *_, **__: found)
-    finding = next(doctor.data(None))
+    monkeypatch.setattr(papers, "paper_keys", lambda: ["imdb-cnn-a"])
+    finding = one(doctor.data(None), "data imdb")
     assert (finding.state, finding.found) == ("note", "a part of it is not on this machine yet")
-    assert finding.advice == notice
+    assert finding.advice.startswith(f"{notice} ")
+
+
+def test_little_room_for_temporary_files_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = namedtuple("usage", "total used free")
+    (other := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(other))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1e12, 1e12, 5e6 if path == other else 1e12))
+    findings = list(doctor.disk(tmp_path / "results"))
+    assert one(findings, "disk").state == "ok"
+    assert one(findings, "temporary files").state == "problem" and "TMPDIR" in one(findings, "temporary files").advice
+
+
+def test_committed_results_and_a_damaged_archive_are_said(tmp_path: Path) -> None:
+    (tmp_path / COMMITTED).touch()
+    (tmp_path / archive.NAME).write_bytes(b"none")
+    found = [finding for finding in doctor.disk(tmp_path) if finding.name == "results"]
+    assert [finding.state for finding in found] == ["note", "problem"] and archive.NAME in found[1].advice
+
+
+@pytest.mark.parametrize(
+    ("offline", "said"),
+    [("1", "downloads are switched off by TWINGRAD_OFFLINE: change that, or put "), ("", "a run downloads it; ")],
+)
+def test_what_is_not_there_is_said_to_be_downloaded_only_where_it_is(
+    offline: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TWINGRAD_OFFLINE", offline)
+    monkeypatch.setenv("TWINGRAD_CACHE", str(tmp_path))
+    monkeypatch.delenv("TWINGRAD_DATA", raising=False)
+    real = importlib.util.find_spec
+    packages = ("pooch", "requests")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name in packages or real(name, *rest))
+    found = one(doctor.data(None), "data mnist")
+    assert found.state == "note" and found.advice.startswith(said)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from experiments import archive, changed, cli
-from experiments.results import COMMITTED, Record, Results
+from experiments import archive, changed, cli, merging
+from experiments.records import DamagedError
+from experiments.results import COMMITTED, Record, Results, hashes
 from experiments.shards import Shard
 
 Save = Callable[..., Path]
@@ -231,3 +232,23 @@ def test_committed_results_are_not_marked_as_runs_with_other_settings(
     words = {"run": ["run", "mnist-rnn-e", "--set", "training.learning_rate=0.1"], "merge": ["merge", str(other)]}
     assert cli.invoke([*words[command], "--results", str(committed)]) == 2
     assert [path.name for path in committed.iterdir()] == [holds]
+
+
+def test_what_was_asked_is_whole(merge: Any, invented: ModuleType, tmp_path: Path) -> None:
+    record = invented.sweep("a")[0]
+    made = hashes({}, record["decided_by"])
+    packed = tmp_path / "one.tar.xz"
+    packed.write_bytes(archive.pack({made["key"]: json.dumps({**record, **made}).encode()}))
+    said = merge(packed)
+    assert said.code and "asked: lacks study, measure, threads, profile" in said.err + said.out
+
+
+def test_what_was_asked_is_not_nested_without_end(invented: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = invented.sweep("a")[0]
+
+    def too_deep(*_: Any) -> Any:  # as of hundreds of lists, by the Python
+        raise RecursionError
+
+    monkeypatch.setattr(merging, "hashes", too_deep)
+    with pytest.raises(DamagedError, match="nested too deeply"):
+        merging.sound(json.dumps(record).encode(), record["key"])

@@ -290,7 +290,7 @@ IN_THE_README = {
     "1 MB": "a block of rows that are shuffled together",
     "64 MB": "rows that are asked for at a time",
     "13.5 times": "compared with the committed results (test_readme.py)",
-    "2.02 times": "compared with the committed results (test_readme.py)",
+    "2.19 times": "compared with the committed results (test_readme.py)",
     "3.3 times": "compared with the committed results (test_readme.py)",
     "3.8 s": "compared with the committed results (test_readme.py)",
     "3.0 s": "compared with the committed results (test_readme.py)",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bridge import registry, weights
+from bridge import registry, toml, weights
+from bridge import spec as model_spec
 from bridge.errors import TwinGradError, WeightsError
 from bridge.session import Optimizer
 from experiments import cli, papers
@@ -16,6 +18,7 @@ from experiments.cli.common import checked_paper
 from experiments.papers import PaperFileError, network
 
 ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "experiments" / "models"
 
 
 def documented() -> tuple[str, str]:
@@ -139,6 +142,7 @@ def problem(folder: Path, old: str, new: str, file: str = "my-study") -> str:
         ('"my-net.toml"', '"other.toml"', "other.toml: there is no such file"),
         ('"my-net.toml"', '"mnist-rn"', "no model 'mnist-rn' (did you mean 'mnist-rnn'?)"),
         ('dataset = "mnist"', 'dataset = "mnst"', "dataset: no data set 'mnst' (did you mean 'mnist'?)"),
+        ('["numpy"]', '[{ name = ["numpy"] }]', "engines[0]"),
         ("[network]", "[data]\nlength = { value = 3, source = 'ours' }\n[network]", "data.length: mnist has no"),
         ('["numpy"]', '["nunpy"]', "engines[0].name: no engine 'nunpy' (did you mean 'numpy'?)"),
         ('model = "my-net', 'runs_of_paper = "mnist"\nmodel = "my-net', "runs_of_paper: no paper 'mnist'"),
@@ -193,3 +197,16 @@ def test_training_from_weights_that_are_not_finite_is_refused_before_it_begins(
     command = ["train", "own/my-net.toml", "--data", "mnist", "--epochs", "1", "--weights", "w.safetensors"]
     assert cli.invoke(command) == 2
     assert 'error: w.safetensors (for the model "my-net"): output.bias: found inf at [0]' in capsys.readouterr().err
+
+
+def test_the_padding_same_is_that_of_the_size_that_a_family_has() -> None:
+    given = toml.parse(toml.read(MODELS / "sizes-cnn.toml"))
+    spec = model_spec.parse(given)
+
+    def padding(changes: dict[str, Any]) -> Any:
+        found = network.changed(spec, given, changes, "other")
+        return next(layer for layer in found.layers if layer.id == "conv1").padding
+
+    assert padding({}) == ((1, 1), (1, 1))
+    assert padding({"conv1.kernel": 5}) == ((2, 2), (2, 2))
+    assert padding({"conv1.kernel": 5, "conv1.padding": [[0, 0], [0, 0]]}) == ((0, 0), (0, 0))

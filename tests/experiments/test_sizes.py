@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from bridge import registry, weights
+from bridge import registry, toml, weights
 from bridge.errors import SpecError, WorkerError
 from bridge.libjulia.find import Julia
 from bridge.session import Optimizer
@@ -58,8 +58,13 @@ PRODUCTS = ("matmul", "conv", "sequence_pool")
 """How the names of the Julia engine's ops begin that add up products."""
 
 
+def changed(model: str, changes: dict[str, Any], name: str) -> ModelSpec:
+    given = toml.parse(toml.read(PAPER.model_file(model)))
+    return papers.network.changed(PAPER.spec(model), given, changes, name)
+
+
 def small(family: Family) -> ModelSpec:
-    return papers.network.changed(PAPER.spec(family.model), SMALL[family.id], family.id)
+    return changed(family.model, SMALL[family.id], family.id)
 
 
 def worker(engine: str) -> Any:
@@ -111,7 +116,7 @@ def test_the_profiles_run_what_they_are_to() -> None:
 
 def test_a_size_that_its_model_lacks_is_refused() -> None:
     with pytest.raises(SpecError, match=r"sizes-mlp has no setting 'dense9\.units'"):
-        papers.network.changed(PAPER.spec("sizes-mlp"), {"dense9.units": 3}, "mlp-3")
+        changed("sizes-mlp", {"dense9.units": 3}, "mlp-3")
     text = (papers.PAPERS_DIR / "sizes.toml").read_text(encoding="utf-8")
     with pytest.raises(PaperFileError, match=r"runs\.sample\.sizes_networks: 'lenet5-3' is in no family"):
         papers.loads(text.replace('sizes_networks = ["lenet5-1"]', 'sizes_networks = ["lenet5-3"]'))
@@ -507,11 +512,12 @@ def test_the_ops_that_hold_a_step_are_named_until_they_could_save_enough() -> No
     kernels = "conv of a 0.5000 0.6000; matmul of b 0.1500 0.0000; exp of c 0.3000 0.8000; add of d 0.0500 1.2000"
 
     def named(to_bound: float, **others: Any) -> tuple[list[str], float]:
-        found = sizes.held({"to_bound": to_bound, "kernels": kernels, **others})
+        found = sizes.held({"to_bound": to_bound, "kernels": kernels, "fastest_us": 1.0, "step_us": 1.0, **others})
         return [op["kernel"] for op in found["ops"]], found["gained"]
 
     assert named(1.1) == (["conv of a"], pytest.approx(0.2))
     assert named(1.3) == (["conv of a", "matmul of b"], pytest.approx(0.35))
+    assert named(1.1, step_us=2.0) == (["conv of a"], pytest.approx(0.1)), "of the median step"
     everything = ["conv of a", "matmul of b", "exp of c"]
     assert named(3.0) == (everything, pytest.approx(0.41)), "what is at its limit saves nothing"
     earlier = sizes.held({"to_bound": 2.0, "kernel": "conv of a"})
@@ -717,7 +723,8 @@ def test_the_tables_and_the_figure_are_made(view: View) -> None:
     assert len(made.rows) == 21 * (4 + 2)
     held = sizes.sizes_held(view)
     assert len(held.rows) == 42 and {row["engine"] for row in held.rows} == {"TwinGrad numpy"}
-    named = "matmul of dense1 60 % (40 %), relu of dense1 20 % (10 %) | 54 % | 10 % |"
+    saved = formats.share(0.54 * held.rows[0]["fastest_us"] / held.rows[0]["step_us"])
+    named = f"matmul of dense1 60 % (40 %), relu of dense1 20 % (10 %) | {saved} | 10 % |"
     assert named in to_markdown(held) and not any("could not save enough" in note for note in held.notes)
     (said,) = [note for note in made.notes if "losses" in note]
     assert "at most 8.0·10⁻⁶" in said and "by more than 10⁻³ is left out there" in said
@@ -779,7 +786,8 @@ def test_networks_without_a_row_are_named_once(view: View) -> None:
 def test_a_share_above_one_is_at_the_limit_and_one_of_earlier_runs_is_not_shown(view: View) -> None:
     little = with_columns(view, kernels="matmul of dense1 0.6 0.9; sums and update 0.1 1.1")
     held = sizes.sizes_held(little)
-    assert "| matmul of dense1 60 % (90 %) | 6.0 % | 10 % |" in to_markdown(held)
+    saved = formats.share(0.06 * held.rows[0]["fastest_us"] / held.rows[0]["step_us"])
+    assert f"| matmul of dense1 60 % (90 %) | {saved} | 10 % |" in to_markdown(held)
     assert any(note.startswith("In 42 of 42 rows the ops that are named") for note in held.notes)
     nothing = with_columns(view, kernels="matmul of dense1 0.6 1.0")
     assert "| none: all are at their limits | 0 % | 10 % |" in to_markdown(sizes.sizes_held(nothing))
@@ -797,7 +805,7 @@ def test_no_step_is_judged_by_a_peer_that_was_in_fewer_rounds(view: View) -> Non
     found = sizes.judged(rows, steps, "numpy")
     assert found["peer"] == "jax" and found["ratio_low"] is not None and found["within"] is None
     every = view.table("sizes")
-    few = (every["engine"] == "jax") & (every["round"] == 8) & (every["batch"] == 16)
+    few = (every["engine"] == "jax") & (every["round"] == 20) & (every["batch"] == 16)
     shown = dataclasses.replace(view, tables={**view.tables, "sizes": every[~few]})
     made = sizes.sizes(shown)
     assert "TwinGrad numpy: 70 of 126 rows within its bound; 21 undecided" in made.notes
@@ -1023,6 +1031,29 @@ def test_two_threads_are_compared_with_one_by_the_ratios_in_the_same_round(fake:
     assert not any(row["julia_slower"] for row in made.rows), "of two rounds nothing is known"
 
 
+@pytest.mark.parametrize(
+    ("ratios", "slower"),
+    [
+        ([1.02] * 10, False),
+        ([1.05] * 10, True),
+        ([1.0] * 4 + [1.05] * 6, None),  # the median alone is above
+        ([1.0] * 6 + [1.05] * 4, False),
+        ([1.05] * 2, None),
+    ],
+)
+def test_several_threads_are_slower_by_the_lower_end_and_undecided_by_the_median_alone(
+    ratios: list[float], slower: bool | None, fake: ModuleType, view_of: ViewOf
+) -> None:
+    rows = fake.rows("sizes", seeds=0, data_source="generated")
+    (first, *_) = [row for row in rows["split"] if row["engine"] == "julia"]
+    rows["split"] = [
+        first | {"round": number, "microseconds_per_step": 1e3 * ratio, "one_thread_microseconds": 1e3}
+        for number, ratio in enumerate(ratios, start=1)
+    ]
+    (row,) = sizes_targets.thread_rows(view_of(rows, paper="sizes"))
+    assert row["julia_slower"] is slower
+
+
 def test_limits_are_shown_with_what_they_follow_from_where_the_table_has_it(view: View) -> None:
     made = sizes_targets.sizes_limits(view)
     assert len(made.rows) == 42 and "8.00, products" in to_markdown(made)
@@ -1079,8 +1110,18 @@ def test_an_exponent_above_that_of_linear_work_is_marked_and_said_to_be_explaine
         # By the nodes: 100, 1,000 and 10,000. All time beyond 1 ms for each node is that of collecting.
         (1.0, 0, 0, "); without collecting garbage (84 % of the longest): 1.00; which explains it."),
         (0.5, 0, 0, "); without collecting garbage (42 % of the longest): 1.16; the rest is not explained."),
-        (0.0, 0, 1000, "); 1.20 among the sizes whose memory fits the largest cache; the rest is not explained."),
-        (1.0, 0, 1000, "longest): 1.00 among the sizes whose memory fits the largest cache; which explains it."),
+        (
+            0.0,
+            0,
+            1000,
+            " fits the largest cache and 1.20 from the largest that fits to the next; the rest is not explained.",
+        ),
+        (
+            1.0,
+            0,
+            1000,
+            " fits the largest cache and 1.00 from the largest that fits to the next; which explains it.",
+        ),
         (1.0, 0, 10, "without collecting garbage (84 % of the longest): 1.00 among the others; which explains it."),
         (0.0, 1.0, 0, "; without the system's work, such as on fresh memory (84 % of the longest): 1.00; which"),
         (0.5, 0.5, 0, "; without the larger of collecting garbage (42 % of the longest) and the system's work, "),
@@ -1109,6 +1150,8 @@ def test_an_exponent_is_explained_by_collecting_garbage_by_the_system_and_by_the
         ((9e-4, 1e-3, 1.2e-2), 500, True, False),  # 0.56 in all, 1.08 among the others
         ((1e-4, 1e-3, 2e-2), 5000, True, False),  # 1.15 in all: one size alone is beyond the cache
         ((1e-4, 3e-4, 2.1e-3), 5000, False, None),
+        ((1e-3, 2e-3, 2.4e-2), 10**9, True, False),  # 0.69 in all, 1.08 of the two largest
+        ((1e-3, 2e-3, 2.4e-2), 5000, True, False),  # of which one alone is beyond the cache
     ],
 )
 def test_growth_within_a_level_of_memory_is_judged_too(
@@ -1141,7 +1184,24 @@ def test_a_limit_that_grows_as_fast_in_all_does_not_explain_a_level_of_memory(
             row |= {"seconds": {100: 1e-4, 1000: 1e-4 * 10**1.2, 10_000: 1e-2}[row["value"]]}  # 1.00 in all
             row |= {"limit_seconds": 1e-8 * row["value"], "held_bytes": row["value"], "cache_bytes": 5000}
     (said,) = [note for note in growth_tables.growth(view_of(rows, paper="sizes")).notes if "by words, step" in note]
-    assert said.endswith("1.20 among the sizes whose memory fits the largest cache; the rest is not explained.")
+    places = "1.20 among the sizes whose memory fits the largest cache and 0.80 from the largest that fits to the next"
+    assert said.endswith(f"{places}; the rest is not explained.")
+
+
+def test_start_ups_have_their_targets_among_the_times_that_grow(fake: ModuleType, view_of: ViewOf) -> None:
+    rows = growth_alone(fake)
+    for row in rows["growth"]:
+        if (row["engine"], row["series"], row["what"], row["value"]) == ("numpy", "width", "start-up", 10_000):
+            row["seconds"] = 0.4
+    made = growth_tables.growth_seconds(view_of(rows, paper="sizes"))
+    (row,) = [row for row in made.rows if row["missed"]]
+    assert (row["what"], row["value"], row["missed"]) == ("start-up", 10_000, ["numpy"])
+    assert row["numpy_target_s"] == 0.3 and "400 ms ×" in to_markdown(made)
+
+
+def test_exponents_without_an_explanation_are_counted(fake: ModuleType, view_of: ViewOf) -> None:
+    found = growth_tables.unexplained(grown(fake, view_of, 1.2))
+    assert found[0] == 2 and growth_tables.unexplained(grown(fake, view_of, 1.0)) == (0, found[1])
 
 
 def test_sizes_that_an_exponent_does_not_have_are_named(fake: ModuleType, view_of: ViewOf) -> None:
@@ -1182,10 +1242,11 @@ def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_o
     ]
     view = view_of(rows, paper="sizes")
     made = growth_tables.growth_seconds(view)
-    assert made.notes[0].endswith("× marks a time above its target: 2 of 3.")
+    assert made.notes[0].endswith("× marks a time above its target: 2 of 21.")
     assert {(row["what"], row["value"]): row["missed"] for row in made.rows if row["held"]} == {
         ("eager gradient", 10_000): ["numpy"],
         ("first call, compiled", 100): ["numpy"],
+        **{("start-up", value): [] for value in (100, 1000, 10_000)},
     }
     assert "| 21.0 ms × | 19.0 ms | — |" in to_markdown(made)
     assert all(
@@ -1194,7 +1255,7 @@ def test_times_of_graphs_are_shown_beside_their_targets(fake: ModuleType, view_o
         for column in made.columns
     )
     found = numbers.of_paper(view)
-    assert (found["sizes.growth.count"]["text"], found["sizes.growth.rows"]["text"]) == ("2", "3")
+    assert (found["sizes.growth.count"]["text"], found["sizes.growth.rows"]["text"]) == ("2", "21")
 
 
 @pytest.mark.parametrize(("low", "missed"), [(0.97, []), (1.01, ["numpy"])])
@@ -1206,7 +1267,7 @@ def test_what_was_called_alternately_is_judged_by_its_ratio(
         if (row["engine"], row["series"], row["value"]) == ("numpy", "nodes", 10_000):
             row |= {"seconds": 2e-4, "peer_ratio": 1.02, "peer_low": low, "peer_high": 1.04}  # PyTorch takes 1e-4
     made = growth_tables.growth_seconds(view_of(rows, paper="sizes"))
-    (judged,) = (row for row in made.rows if row["held"])
+    (judged,) = (row for row in made.rows if row["held"] and row["against"] == growth.NODES)
     assert judged["missed"] == missed
     assert f"numpy: PyTorch's (1.02 [{low}, 1.04])" in [made.columns[-1].text(judged)]
 

@@ -24,6 +24,7 @@ from bridge import linear_algebra
 from bridge import registry as all_engines
 from bridge.libjulia import numpy_blas
 from experiments import papers, sources, sweep
+from experiments.errors import ResultsError
 from experiments.measures import registry
 from experiments.microbenchmarks import sweep as micro
 from experiments.results import hashes
@@ -467,3 +468,23 @@ def test_threads_parse_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> N
         first, second = pool.map(lambda one: one.digest(["experiments.measures.training"]), every)
     assert first == second
     assert len(beside) > 2 and max(beside) == 1
+
+
+def test_a_file_that_is_edited_after_it_was_read_is_named(tmp_path: Path) -> None:
+    for name, text in {"bridge/one.py": "from bridge import two", "bridge/two.py": "", "bridge/three.py": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = Sources(tmp_path)
+    found.digest(["bridge.one"])
+    assert found.edited(["bridge.one"]) is None
+    (tmp_path / "bridge/three.py").write_text("other = 1")
+    (tmp_path / "bridge/two.py").touch()
+    found.check_unedited(["bridge.one"], "this run")  # what it does not read, and another time alone
+    (tmp_path / "bridge/two.py").write_text("other = 1")
+    assert found.edited(["bridge.one"]) == "bridge/two.py"
+    with pytest.raises(
+        ResultsError, match=r"^bridge/two\.py was edited while TwinGrad ran, so .* what this run has meas"
+    ):
+        found.check_unedited(["bridge.one"], "this run")
+    (tmp_path / "bridge/two.py").unlink()
+    assert found.edited(["bridge.one"]) == "bridge/two.py"

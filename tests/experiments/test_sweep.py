@@ -25,6 +25,7 @@ from bridge.session import Evaluation
 from bridge.worker import Worker
 from experiments import cli, data, papers, provenance, slots, sources, summary, sweep
 from experiments.data.dataset import Dataset
+from experiments.errors import ResultsError
 from experiments.machine import machine
 from experiments.measures import ablation, memory, race, roofline
 from experiments.measures.registry import MEASURES
@@ -34,7 +35,7 @@ from experiments.papers import Paper, PaperFileError
 from experiments.progress import Progress
 from experiments.results import Record, Results, hashes, tidy_rows
 from experiments.run_arrays import RunArrays
-from experiments.sources import SOURCES
+from experiments.sources import SOURCES, Sources
 from experiments.sweep import Job, Outcome, Sweep
 from py_engine.errors import NonFiniteError
 
@@ -919,3 +920,30 @@ def test_from_the_command_to_a_session_it_is_nine_hops(tmp_path: Path, monkeypat
     options = ["--engines", "numpy", "--seeds", "1", "--measure", "time", "--results", str(tmp_path)]
     cli.cli.main(["run", "mnist-rnn-e", *options], standalone_mode=False)
     assert way[::-1] == ["command", "run", "run", "_job", "run", "build"]
+
+
+def test_a_run_during_which_a_source_was_edited_is_not_recorded(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(paper, ("numpy",), 0, "time", 2, "full")
+    monkeypatch.setattr(Sources, "edited", lambda _, starts: "bridge/worker.py" if sweep.WORKER in starts else None)
+    with pytest.raises(ResultsError, match=r"bridge/worker\.py was edited while TwinGrad ran"):
+        swept(tmp_path, [job])
+    assert not list((tmp_path / "raw").iterdir())
+
+
+def test_a_record_for_which_there_was_no_room_is_saved_once_the_arrays_are_removed(
+    paper: Paper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Results.save
+
+    def full(results: Results, record: Record) -> None:
+        if list(results.work.iterdir()):
+            raise ResultsError("no space left")
+        save(results, record)
+
+    monkeypatch.setattr(Results, "save", full)
+    with pytest.raises(ResultsError, match="no space left"):
+        swept(tmp_path, [Job(paper, ("numpy",), 0, "time", 2, "full")])
+    monkeypatch.undo()
+    assert only(Results(tmp_path).records())["status"] == "ok"

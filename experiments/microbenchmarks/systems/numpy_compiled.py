@@ -1,4 +1,4 @@
-"""TwinGrad's numpy engine, compiled: the function and its gradient are recorded once, and replayed from a tape."""
+"""TwinGrad's numpy engine, compiled: the function and its gradient are traced once, and replayed from a tape."""
 
 from __future__ import annotations
 

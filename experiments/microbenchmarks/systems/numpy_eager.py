@@ -1,4 +1,4 @@
-"""TwinGrad's numpy engine, eager: the function is recorded and walked backward in every call.
+"""TwinGrad's numpy engine, eager: the graph is built and differentiated in every call.
 
 Functions that the engine's own ops make neither shorter nor faster are those in plain numpy, unchanged.
 """

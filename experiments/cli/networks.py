@@ -1,4 +1,4 @@
-"""Commands by hand: `train`, `check`, `predict`, `gradbench`, `docs` and `completion`."""
+"""Commands on a single network, and small ones: `train`, `check`, `predict`, `gradbench`, `docs` and `completion`."""
 
 from __future__ import annotations
 
