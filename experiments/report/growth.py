@@ -31,7 +31,7 @@ from experiments.measures.growth import (
 )
 from experiments.report import row_helpers, sizes_targets
 from experiments.report.row_helpers import REFERENCE, producer
-from experiments.report.sizes import TARGETS, origin, points
+from experiments.report.sizes import TARGETS, limit_of, origin, points
 from experiments.report.table import Column, Row, Table, column, empty
 from experiments.report.view import View, remembered
 
@@ -128,8 +128,8 @@ def _of_points(view: View) -> list[Row]:
     """The rows of the growth table for the steps of the study of several sizes."""
     known = pd.DataFrame(
         {**about, "engine": engine, "step": step, "limit": limit}
-        for about, of_point, steps in points(view)
-        for limit in [of_point["limit_microseconds"].median()]
+        for about, of_engines, steps in points(view)
+        for limit in [limit_of(of_engines)]
         for engine, step in steps.median().items()
     )
     if not len(known):

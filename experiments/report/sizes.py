@@ -54,42 +54,50 @@ def with_names(every: pd.DataFrame) -> pd.DataFrame:
 
 
 @remembered
-def points(view: View) -> list[tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]]:
-    """Each network, size of mini-batch and number of threads: what it is, its rows, and its steps by round and engine.
+def points(view: View) -> list[tuple[dict[str, Any], dict[str, Row], pd.DataFrame]]:
+    """Each network, size of mini-batch and number of threads: what it is, what is known of each engine that took part
+    (its row of the first round), and the steps by round and engine.
 
     In the order of the paper's file, the most threads first.
     """
-    found = []
     every = with_names(view.table("sizes"))
-    for threads in sorted(every["threads"].unique(), reverse=True):
-        for family in view.paper.families:
-            for name in family.sizes:
-                of_network = every[(every[POINT[:3]] == [threads, family.id, name]).all(axis=1)]
-                for batch in sorted(of_network["batch"].unique()):
-                    rows = of_network[of_network["batch"] == batch]
-                    steps = rows.pivot_table(index="round", columns="engine", values="microseconds_per_step")
-                    about = {"threads": threads, "family": family.title, "size": name, "batch": int(batch)}
-                    found.append(({**about, "group": f"{family.title}, by {family.over}"}, rows, steps))
-    return found
+    families = {family.id: family for family in view.paper.families}
+    networks = [(family.id, name) for family in view.paper.families for name in family.sizes]
+    place = {network: number for number, network in enumerate(networks)}
+    found = []
+    for (threads, family, size, batch), rows in every.groupby(POINT):
+        if (family, size) in place:
+            timed = rows.dropna(subset=["microseconds_per_step"])
+            steps = timed.pivot(index="round", columns="engine", values="microseconds_per_step")
+            about = {"threads": threads, "family": families[family].title, "size": size, "batch": int(batch)}
+            about["group"] = f"{families[family].title}, by {families[family].over}"
+            order = (-threads, place[family, size], batch)
+            of_engines = rows.drop_duplicates("engine").set_index("engine").to_dict("index")
+            found.append((order, (about, of_engines, steps)))
+    return [point for _, point in sorted(found, key=lambda one: one[0])]
 
 
-def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, Any]:
+def limit_of(of_engines: dict[str, Row]) -> float:
+    """The limit of a step at a point, in microseconds; NaN where none was computed."""
+    return float(pd.Series([row["limit_microseconds"] for row in of_engines.values()], dtype=float).median())
+
+
+def judged(of_engines: dict[str, Row], steps: pd.DataFrame, engine: str) -> dict[str, Any]:
     """An engine of ours at a point: its step, the ratio to the best peer, and whether it is within its bound."""
-    limit = rows["limit_microseconds"].dropna().median()
-    medians = steps.median()
-    peers = medians[[name for name in PEERS if name in medians]].sort_values()
-    found: dict[str, Any] = {"limit_us": row_helpers.or_none(limit), "peer": peers.index[0] if len(peers) else None}
-    found["peer_us"] = float(peers.iloc[0]) if len(peers) else None
+    limit = limit_of(of_engines)
+    medians = {name: float(steps[name].median()) for name in (engine, *PEERS) if name in steps}
+    peer = min((name for name in PEERS if name in medians), key=lambda name: medians[name], default=None)
+    found: dict[str, Any] = {"limit_us": row_helpers.or_none(limit), "peer": peer}
+    found["peer_us"] = medians[peer] if peer else None
     if engine not in medians:
         return found
-    of_engine = rows[rows["engine"] == engine].iloc[0]
+    of_engine = of_engines[engine]
     found |= {name: of_engine[name] for name in ("kernel", "kernel_share", "kernels", *OF_KERNEL, "threads_in_step")}
     found["fastest_us"] = float(steps[engine].min())
-    found |= {"step_us": float(medians[engine]), "limit_share": row_helpers.or_none(limit / medians[engine])}
-    if found["peer"]:
-        peer = steps[found["peer"]]
-        ratios = (steps[engine] / peer).dropna()
-        bound = (TARGETS[engine] * peer).clip(lower=0 if np.isnan(limit) else ROOM * limit)
+    found |= {"step_us": medians[engine], "limit_share": row_helpers.or_none(limit / medians[engine])}
+    if peer:
+        ratios = (steps[engine] / steps[peer]).dropna()
+        bound = (TARGETS[engine] * steps[peer]).clip(lower=0 if np.isnan(limit) else ROOM * limit)
         quotients = (steps[engine] / bound).dropna()
         to_bound = of_median(quotients)
         ends = of_median(ratios) or (None, None)
@@ -103,8 +111,8 @@ def judged(rows: pd.DataFrame, steps: pd.DataFrame, engine: str) -> dict[str, An
 def verdicts(view: View) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
     """What each of the points is, and how each engine of ours is judged there."""
     return [
-        (about, {engine: judged(of_point, steps, engine) for engine in TARGETS})
-        for about, of_point, steps in points(view)
+        (about, {engine: judged(of_engines, steps, engine) for engine in TARGETS})
+        for about, of_engines, steps in points(view)
     ]
 
 
@@ -163,7 +171,7 @@ def _spread(steps: pd.DataFrame) -> Row:
     found: dict[str, Any] = {}
     for engine in steps.columns:
         found[f"{engine}_rounds"] = int(steps[engine].count())
-        low, middle, high = steps[engine].quantile([0.25, 0.5, 0.75])
+        low, middle, high = np.nanquantile(steps[engine], [0.25, 0.5, 0.75])
         found |= {f"{engine}_{name}": float(value) for name, value in zip(STEP, (middle, low, high), strict=True)}
         if engine in TARGETS and REFERENCE in steps:
             found[f"{engine}_to_torch"] = row_helpers.or_none((steps[engine] / steps[REFERENCE]).median())

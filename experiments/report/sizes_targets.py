@@ -62,12 +62,11 @@ def start_targets(view: View, measure: str = MEASURE) -> dict[str, float]:
 def start_rows(view: View) -> list[Row]:
     """Start-up of every engine at each point, where its process is new with the seconds of its import."""
     rows: list[Row] = []
-    for about, of_point, steps in points(view):
+    for about, of_engines, steps in points(view):
         row = {**about, **origin(view)}
         for engine in engines_of(view):
-            facts = of_point[of_point["engine"] == engine]
-            if len(facts) and engine in steps:
-                one = facts.iloc[0]
+            if engine in of_engines and engine in steps:
+                one = of_engines[engine]
                 row[f"{engine}_start_s"] = row_helpers.or_none(one["start_seconds"] - steps[engine].median() / 1e6)
                 row[f"{engine}_fresh"] = bool(one["first"] == 1)
                 if row[f"{engine}_fresh"]:
@@ -171,12 +170,11 @@ def julia_notes(view: View, measure: str = MEASURE) -> list[str]:
 def memory_rows(view: View) -> list[Row]:
     """Peak memory of every engine at each point, over the level before `build` and whole, and our ratios to PyTorch."""
     rows: list[Row] = []
-    for about, of_point, _ in points(view):
+    for about, of_engines, _ in points(view):
         row = {**about, **origin(view)}
         for engine in engines_of(view):
-            facts = of_point[of_point["engine"] == engine]
-            if len(facts):
-                one = facts.iloc[0]
+            if engine in of_engines:
+                one = of_engines[engine]
                 row[f"{engine}_memory_bytes"] = row_helpers.or_none(one["memory_bytes"])
                 row[f"{engine}_peak_bytes"] = row_helpers.or_none(one["memory_bytes"] + one["level_bytes"])
         for engine in TARGETS:
@@ -371,11 +369,11 @@ def sizes_limits(view: View) -> Table:
     every = view.table(MEASURE)
     recorded = all(name in every for name in RATES) and every[list(RATES)].notna().all(axis=1).any()
     networks: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for about, of_point, _ in points(view):
-        limits = of_point.dropna(subset=["limit_microseconds"])
-        if not len(limits):
+    for about, of_engines, _ in points(view):
+        limited = (row for row in of_engines.values() if not empty(row["limit_microseconds"]))
+        if (one := next(limited, None)) is None:
             continue
-        one, key = limits.iloc[0], (about["threads"], about["family"], about["size"])
+        key = (about["threads"], about["family"], about["size"])
         row = networks.setdefault(key, {**about, **origin(view)})
         row[f"limit_us_{about['batch']}"] = float(one["limit_microseconds"])
         row[f"limited_by_{about['batch']}"] = one["limited_by"]

@@ -707,15 +707,15 @@ def with_columns(view: View, **columns: Any) -> View:
 
 
 def test_a_step_is_judged_by_the_lower_end_of_the_interval(view: View) -> None:
-    for about, rows, steps in sizes.points(view):
-        found = sizes.judged(rows, steps, "numpy")
+    for about, of_engines, steps in sizes.points(view):
+        found = sizes.judged(of_engines, steps, "numpy")
         held = about["size"] == list(next(f for f in PAPER.families if f.title == about["family"]).sizes)[-1]
         assert found["peer"] == "jax" and found["within"] is not held
         low, high = testing.of_median(steps["numpy"] / steps["jax"]) or (0, 0)
         assert (found["ratio_low"], found["ratio_high"]) == (low, high) and low <= found["ratio"] <= high
-        assert sizes.judged(rows, steps, "julia")["within"]
-        rows = rows.assign(limit_microseconds=1e9)
-        assert sizes.judged(rows, steps, "numpy")["within"], "near the limit there is nothing to be ahead of"
+        assert sizes.judged(of_engines, steps, "julia")["within"]
+        of_engines = {engine: {**row, "limit_microseconds": 1e9} for engine, row in of_engines.items()}
+        assert sizes.judged(of_engines, steps, "numpy")["within"], "near the limit there is nothing to be ahead of"
 
 
 def test_the_tables_and_the_figure_are_made(view: View) -> None:
@@ -799,10 +799,10 @@ def test_a_share_above_one_is_at_the_limit_and_one_of_earlier_runs_is_not_shown(
 
 
 def test_no_step_is_judged_by_a_peer_that_was_in_fewer_rounds(view: View) -> None:
-    _, rows, steps = sizes.points(view)[0]
+    _, of_engines, steps = sizes.points(view)[0]
     steps = steps.copy()
     steps.loc[steps.index[-1], "jax"] = None
-    found = sizes.judged(rows, steps, "numpy")
+    found = sizes.judged(of_engines, steps, "numpy")
     assert found["peer"] == "jax" and found["ratio_low"] is not None and found["within"] is None
     every = view.table("sizes")
     few = (every["engine"] == "jax") & (every["round"] == 20) & (every["batch"] == 16)
@@ -822,9 +822,9 @@ def verdict(
     """How an engine's step is judged where every round is alike, and only some of them are the peers', too."""
     steps = pd.DataFrame({engine: step, **peers}, index=range(1, rounds + 1))
     steps.loc[steps.index[together or rounds :], list(peers)] = None
-    rows = pd.DataFrame({"engine": [engine, *peers], "limit_microseconds": limit})
-    facts = ("kernel", "kernel_share", "kernels", *sizes.OF_KERNEL, "threads_in_step")
-    return sizes.judged(rows.assign(**dict.fromkeys(facts)), steps, engine)
+    unknown = dict.fromkeys(("kernel", "kernel_share", "kernels", *sizes.OF_KERNEL, "threads_in_step"))
+    of_engines = {name: {"limit_microseconds": limit, **unknown} for name in (engine, *peers)}
+    return sizes.judged(of_engines, steps, engine)
 
 
 @pytest.mark.parametrize(
