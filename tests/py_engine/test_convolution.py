@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import py_engine as pe
 from py_engine import Tensor, ops
-from py_engine.ad.ops import convolution
+from py_engine.ad.ops import blocks, convolution
 from py_engine.ad.reverse import gradients
 from py_engine.errors import DTypeError, ShapeError
 
@@ -103,6 +103,46 @@ def test_replays_what_it_computes_eagerly(call):
             np.testing.assert_allclose(g, expected.numpy(), rtol=1e-11, atol=1e-12)
         ((tape, _),) = compiled.tapes.values()
         tape.poison(0xFF)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2**30])
+@pytest.mark.parametrize("samples", [1, 2, 5])
+@pytest.mark.parametrize("filters", [2, 8])
+def test_the_gradient_of_the_weight_adds_up_the_samples_whatever_their_blocks(
+    monkeypatch, rng, block_bytes, samples, filters
+):
+    """One product in the order of the result where it is the only one and has a short sum; else the sum of several."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block_bytes)
+    x, g = rng.standard_normal((samples, 4, 6)), rng.standard_normal((samples, filters, 4))
+    weight = Tensor(rng.standard_normal((filters, 2, 3)), requires_grad=True)
+    (found,) = gradients([ops.conv(x, weight, groups=2)], [Tensor(g)], [weight])
+    windows = np.lib.stride_tricks.sliding_window_view(x, 3, axis=2).reshape(samples, 2, 2, 4, 3)
+    expected = np.einsum("ngcpk,ngfp->gfck", windows, g.reshape(samples, 2, filters // 2, 4))
+    np.testing.assert_allclose(found, expected.reshape(weight.shape), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "parts"),
+    [
+        ((300, 70), (1, 0), 10),
+        ((70, 300), (1, 0), 3),
+        ((3, 5, 40, 50), (2, 3, 1, 0), 1),
+        ((40, 50, 3, 5), (2, 3, 1, 0), 2),
+        ((64, 20, 5, 5), (0, 2, 3, 1), 1),
+        ((300, 70), (0, 1), 1),
+        ((30, 70), (1, 0), 1),
+        ((0, 30_000), (1, 0), 1),
+        ((30_000,), (0,), 1),
+    ],
+)
+def test_large_transposed_copies_are_made_in_parts(rng, shape, order, parts):
+    x = rng.standard_normal(shape).transpose(order)
+    into = np.full(x.shape, np.nan)
+    calls = blocks.copies(into, x)
+    assert len(calls) == parts
+    for call in calls:
+        call()
+    np.testing.assert_array_equal(into, x)
 
 
 def test_numbers_serve_all_axes(rng):

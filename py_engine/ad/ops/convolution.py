@@ -38,7 +38,7 @@ from py_engine.ad.op import (
 )
 from py_engine.ad.ops import winograd
 from py_engine.ad.ops.arguments import is_whole
-from py_engine.ad.ops.blocks import blocks, in_blocks, work
+from py_engine.ad.ops.blocks import blocks, copies, in_blocks, work
 from py_engine.ad.ops.padding import pad
 from py_engine.ad.ops.product_parts import bind_product, needs_no_copies
 from py_engine.ad.ops.shape import add_into, all_mapped, for_each, in_batches, moveaxis, reshape
@@ -327,7 +327,7 @@ def _bound(bind: Callable[..., list[Call]], arrays: Sequence[Array], out: Array,
     given = [_whole(x, (-1,), scratch, calls).reshape(x.shape) for x in arrays]
     target = out if out.flags.c_contiguous else scratch(out.shape, out.dtype)
     calls += bind(*given, target, scratch=scratch)
-    return calls if target is out else [*calls, partial(np.copyto, out, target)]
+    return calls if target is out else [*calls, *copies(out, target)]
 
 
 def _whole(x: Array, shape: Shape, scratch: Scratch, calls: list[Call]) -> Array:
@@ -336,7 +336,7 @@ def _whole(x: Array, shape: Shape, scratch: Scratch, calls: list[Call]) -> Array
         return np.reshape(x, shape, copy=False)
     except ValueError:
         memory = scratch(x.shape, x.dtype)
-        calls.append(partial(np.copyto, memory, x))
+        calls += copies(memory, x)
         return memory.reshape(shape)
 
 
@@ -496,7 +496,7 @@ def _add_columns_back(
     # The columns of one element of the kernel lie in one piece: they are added at once.
     rows = scratch((groups, places * per_group, filters // groups), weight.dtype)
     by_place = np.moveaxis(weight.reshape(groups, filters // groups, per_group, *kernel), (1, 2), (-1, -2))
-    calls.append(partial(np.copyto, rows.reshape(by_place.shape), by_place))
+    calls += copies(rows.reshape(by_place.shape), by_place)
     upstream = _whole(g, (n, groups, filters // groups, count), scratch, calls)
     by_sample = needs_no_copies(places * per_group, filters // groups, count, g.itemsize)
     least = 1 if by_sample else _least_samples(places * per_group, count)
@@ -583,7 +583,8 @@ def _bind_weight_gradient(
     dilation: Shape,
     groups: int,
 ) -> Sequence[Call]:
-    # Sample by sample, the longer side first: BLAS is slow at few rows and columns with a long sum.
+    # Sample by sample, the longer side first: BLAS is slow at few rows and columns with a long sum. A single product with
+    # a short sum is in the order of the result instead, which then need not be transposed.
     g, x = arrays
     calls: list[Call] = []
     n, filters, outputs = g.shape[0], g.shape[1], g.shape[2:]
@@ -593,8 +594,9 @@ def _bind_weight_gradient(
     if axes is not None:
         return _bound(partial(winograd.bind_weight_gradient, axes=axes), (g, x), out, scratch)
     upstream = _whole(g, (n, groups, filters // groups, places), scratch, calls)
+    result = out.reshape(groups, filters // groups, rows)
     total = scratch((groups, rows, filters // groups), out.dtype)
-    calls.append(partial(np.ndarray.fill, total, 0))
+    calls += [] if n else [partial(np.ndarray.fill, total, 0)]
     products: Array | None = None
     joined: Array | None = None
     by_sample = needs_no_copies(rows, places, filters // groups, x.itemsize, by_transposed=True)
@@ -606,13 +608,19 @@ def _bind_weight_gradient(
                 joined = scratch((groups, filters // groups, len(of_block), places), g.dtype)
             calls.append(partial(np.copyto, joined, np.moveaxis(of_block, 0, 2)))
             of_block = joined.reshape(1, *joined.shape[:2], len(of_block) * places)
+        if n == 1 and places <= filters // groups:
+            return [*calls, bind_product(of_block, columns.swapaxes(2, 3), result[np.newaxis])]
+        if block.start == 0 and len(columns) == 1:
+            calls.append(bind_product(columns, of_block.swapaxes(2, 3), total[np.newaxis]))
+            continue
         if products is None:
             products = scratch((len(columns), *total.shape), out.dtype)
         calls.append(bind_product(columns, of_block.swapaxes(2, 3), products))
-        calls += [partial(np.add, total, product, total) for product in products]
-    result = out.reshape(groups, filters // groups, rows)
-    calls.append(partial(np.copyto, result, total.swapaxes(1, 2)))
-    return calls
+        added = list(products)
+        if block.start == 0 and added:
+            calls.append(partial(np.add, added.pop(0), added.pop(0), total))
+        calls += [partial(np.add, total, product, total) for product in added]
+    return [*calls, *copies(result, total.swapaxes(1, 2))]
 
 
 # Samples that have a weight each are groups of one convolution: its channels are theirs, one sample after the other.
