@@ -27,6 +27,7 @@ import numpy as np
 from py_engine.ad import ops
 from py_engine.ad.forward import push_forward
 from py_engine.ad.op import Call, Op, Scratch, Tangents, c_ordered, common_dtype, float_only
+from py_engine.ad.ops.blocks import copies
 from py_engine.ad.ops.product_parts import in_columns
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import LEVELS, STATE, entering
@@ -246,7 +247,7 @@ def _bind_lstm(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep
     calls.append(partial(np.negative, negated, negated))
     for block in _blocks(steps, samples * width) if keep else [slice(t, t + 1) for t in range(steps)]:
         given, made = _by_gate(projected[block], 4), gates[block] if keep else gates
-        calls += [partial(np.copyto, made[:, to], given[:, gate]) for to, gate in enumerate(order)]
+        calls += [call for to, gate in enumerate(order) for call in copies(made[:, to], given[:, gate])]
         for t in range(block.start, block.stop):
             z, cell, tanh = gates[t if keep else 0], cells[t], tanhs[t]
             i, f, o, minus_g = z
@@ -311,7 +312,7 @@ def _bind_lstm_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch, l
         d_i, d_f, d_g, d_o = made = [x[:length] for x in factors]
         i, f, n, o = own = [x[:length] for x in known]
         tanh, slope = tanhs[block], slopes[:length]
-        calls += [partial(np.copyto, to, gates[block, k]) for to, k in zip(own, (0, 1, 3, 2), strict=True)]
+        calls += [call for to, k in zip(own, (0, 1, 3, 2), strict=True) for call in copies(to, gates[block, k])]
         calls.append(partial(np.negative, n, n))
         calls += [partial(np.multiply, y, y, d) for y, d in zip(own, made, strict=True)]
         calls += [partial(np.subtract, one if y is n else y, d, d) for y, d in zip(own, made, strict=True)]
@@ -343,7 +344,7 @@ def _bind_lstm_gradient(arrays: Sequence[Array], out: Array, scratch: Scratch, l
             to = _by_gate(out[t], 4) if samples == 1 else factors[:, k]
             calls += [partial(np.multiply, d[k], by_cell, y) for d, y in zip((d_i, d_f, d_g), to, strict=False)]
             calls.append(partial(np.multiply, d_o[k], here, to[3]))
-            calls += [] if samples == 1 else [partial(np.copyto, _by_gate(out[t], 4), to)]
+            calls += [] if samples == 1 else copies(_by_gate(out[t], 4), to)
             if t:
                 calls.append(partial(np.multiply, by_cell, f[k], by_cell))
     return calls
@@ -449,7 +450,7 @@ def _bind_gru(arrays: Sequence[Array], *outs_and_scratch: Any, last: bool, keep:
         partial(np.negative, negated[:, both], negated[:, both]),
     ]
     for block in _blocks(steps, samples * width) if keep else [slice(t, t + 1) for t in range(steps)]:
-        calls.append(partial(np.copyto, gates[block] if keep else gates, _by_gate(projected[block], 3)))
+        calls += copies(gates[block] if keep else gates, _by_gate(projected[block], 3))
         for t in range(block.start, block.stop):
             r_and_z, n = gates[t if keep else 0][:2], gates[t if keep else 0][2]
             r, z = r_and_z
@@ -525,7 +526,7 @@ def _bind_gru_gradient(
         term = memory[:length]
         later = max(block.start, 1)
         rest = slice(later - block.start, None)
-        calls += [partial(np.copyto, to, gates[block, k]) for k, to in enumerate(own)]
+        calls += [call for k, to in enumerate(own) for call in copies(to, gates[block, k])]
         if later < block.stop:
             calls.append(partial(np.subtract, states[later - 1 : block.stop - 1], n[rest], term[rest]))
         if block.start == 0:
@@ -566,12 +567,12 @@ def _bind_gru_gradient(
                     partial(np.multiply, d_n[k], r[k], by_product),
                     partial(np.multiply, here, z[k], carried),
                 ]
-                calls += [] if in_place else [partial(np.copyto, _by_gate(by_products[t - 1], 3), to)]
+                calls += [] if in_place else copies(_by_gate(by_products[t - 1], 3), to)
         by_gate = _by_gate(by_inputs[block], 3)
-        calls += [partial(np.copyto, by_gate[:, to], d) for to, d in enumerate((d_r, d_z, d_n))]
+        calls += [call for to, d in enumerate((d_r, d_z, d_n)) for call in copies(by_gate[:, to], d)]
         if samples == 1 and later < block.stop:
             there = _by_gate(by_products[later - 1 : block.stop - 1], 3)
-            calls.append(partial(np.copyto, by_gate[rest, :2], there[:, :2]))
+            calls += copies(by_gate[rest, :2], there[:, :2])
     return calls
 
 

@@ -16,6 +16,8 @@ from py_engine.ad.ops import blocks, convolution
 from py_engine.ad.reverse import gradients
 from py_engine.errors import DTypeError, ShapeError
 
+pytestmark = pytest.mark.usefixtures("copied_as_if_large")
+
 
 @st.composite
 def calls(draw):

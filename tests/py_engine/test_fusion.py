@@ -32,6 +32,8 @@ from py_engine.network import (
     Trainer,
 )
 
+pytestmark = pytest.mark.usefixtures("copied_as_if_large")
+
 
 def compiled(function, arrays, fused):
     """Value and gradients by all inputs, of a function compiled with or without fusion, and the ops it came to."""

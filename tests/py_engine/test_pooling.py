@@ -20,6 +20,8 @@ from py_engine.errors import DTypeError, ShapeError
 
 POOLS = {"max": ops.max_pool, "avg": ops.avg_pool}
 
+pytestmark = pytest.mark.usefixtures("copied_as_if_large")
+
 
 @st.composite
 def calls(draw):

@@ -124,7 +124,7 @@ def padded(x: Array, padding: Pairs, fill: float, calls: list[Call]) -> Array:
     lengths = [n + before + after for n, (before, after) in zip(x.shape[2:], padding, strict=True)]
     memory = np.full((*x.shape[:2], *lengths), fill, x.dtype)
     inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape[2:], padding, strict=True))
-    calls.append(partial(np.copyto, memory[(slice(None), slice(None), *inside)], x))
+    calls += copies(memory[(slice(None), slice(None), *inside)], x)
     return memory
 
 
@@ -144,6 +144,63 @@ def phases_view(x: Array, window: Shape, outputs: Shape, stride: Shape, dilation
     windows = window_view(x, window, outputs, stride, dilation or (1,) * len(window))
     axes = len(window)
     return windows.transpose(*range(2, 2 + axes), 0, 1, *range(2 + axes, 2 + 2 * axes))
+
+
+# Copies go along the last axis. Where windows are some columns apart, what is copied into a row lies apart in x, number
+# by number. Hence x is first taken apart, or put together at the end, as one long row for each place in a stride: the
+# first holds columns 0, stride, 2 stride and so on, the next their neighbours. Then rows are copied in one piece.
+
+LEAST_APART = 4096
+"""Elements of the windows from which on that takes less time than its calls."""
+
+
+def columns_apart(
+    x: Array, kernel: Shape, outputs: Shape, stride: Shape, dilation: Shape, scratch: Scratch
+) -> Array | None:
+    """Return memory for the columns of a padded x by their place in a stride: (stride, N, C, *lengths).
+
+    None where windows are better copied from x as it lies.
+    """
+    step, size = stride[-1], math.prod((*x.shape[:2], *kernel, *outputs))
+    lie_apart = step > 1 and dilation[-1] == 1 and min(kernel[-1], outputs[-1]) > 1
+    if not lie_apart or x.shape[-1] % step or size < LEAST_APART or not x.flags.c_contiguous:
+        return None
+    return scratch((step, *x.shape[:-1], x.shape[-1] // step), x.dtype)
+
+
+def _each_apart(x: Array, apart: Array, kernel: Shape) -> list[tuple[Array, Array]]:
+    """Return the memory of each place in a stride that windows reach, and the columns of x that belong there."""
+    rows = x.reshape(-1)
+    return [(part.reshape(-1), rows[k :: len(apart)]) for k, part in enumerate(apart[: kernel[-1]])]
+
+
+def _windows_apart(
+    apart: Array, elements: slice, kernel: Shape, outputs: Shape, stride: Shape, dilation: Shape
+) -> Array:
+    """Return, of windows (N, C, *kernel, *outputs), those elements of the kernel's last axis that lie in one stride."""
+    count = elements.stop - elements.start
+    part = apart[:count, ..., elements.start // len(apart) :]
+    columns = np.reshape(part, (-1, *part.shape[2:]), copy=False)
+    windows = window_view(columns, (*kernel[:-1], 1), outputs, (*stride[:-1], 1), dilation)
+    windows = np.reshape(windows, (count, -1, *windows.shape[1:]), copy=False)
+    return np.moveaxis(windows.squeeze(2 + len(kernel)), 0, 1 + len(kernel))
+
+
+def copy_windows(
+    into: Array, x: Array, kernel: Shape, outputs: Shape, stride: Shape, dilation: Shape, apart: Array | None
+) -> list[Call]:
+    """Return the calls that copy the windows of a padded x into an array (N, C, *kernel, *outputs).
+
+    `apart` is what `columns_apart` has returned.
+    """
+    if apart is None:
+        return copies(into, window_view(x, kernel, outputs, stride, dilation))
+    calls: list[Call] = [partial(np.copyto, part, columns) for part, columns in _each_apart(x, apart, kernel)]
+    for first in range(0, kernel[-1], len(apart)):
+        elements = slice(first, min(first + len(apart), kernel[-1]))
+        place = into[(slice(None),) * (1 + len(kernel)) + (elements,)]
+        calls += copies(place, _windows_apart(apart, elements, kernel, outputs, stride, dilation))
+    return calls
 
 
 def put_back(
@@ -166,26 +223,36 @@ def put_back(
     # As many neighbouring places of a window never meet those of other windows, and are added in one call.
     apart = [k if n <= 1 else min(k, -(-s // d)) for k, s, d, n in zip(window, stride, dilation, outputs, strict=True)]
     blocks = list(
-        product(*([slice(at, at + step) for at in range(0, k, step)] for k, step in zip(window, apart, strict=True)))
+        product(
+            *([slice(at, min(at + step, k)) for at in range(0, k, step)] for k, step in zip(window, apart, strict=True))
+        )
     )
     tiled = len(blocks) == 1 and all(
         k * n == length and (n <= 1 or s == k) and (k == 1 or d == 1)
         for k, s, d, n, length in zip(window, stride, dilation, outputs, whole.shape[2:], strict=True)
     )
+    columns = columns_apart(whole, window, outputs, stride, dilation, scratch)
     if not tiled:
-        calls.append(partial(np.ndarray.fill, whole, 0))
+        written = [whole] if columns is None else [columns] if window[-1] >= len(columns) else [columns, whole]
+        calls += [partial(np.ndarray.fill, memory, 0) for memory in written]
+    axes = range(2, 2 + len(window))
     view = phases_view(whole, window, outputs, stride, dilation)
     parts = np.reshape(phases, view.shape, copy=False)
-    if len(blocks) == 1:
-        calls.append(partial(np.copyto, view, parts))
-    else:
-        memory = scratch((parts[blocks[0]].size,), phases.dtype)
-        for block in blocks:
-            part, place = parts[block], view[block]
-            calls += add_into(place, part, memory[: part.size].reshape(part.shape))
+    sums = scratch((parts[blocks[0]].size,), phases.dtype) if len(blocks) > 1 else None
+    for block in blocks:
+        part, place = parts[block], view[block]
+        if columns is not None:
+            windows = _windows_apart(columns, block[-1], window, outputs, stride, dilation)
+            place = np.moveaxis(windows, axes, range(len(window)))[block[:-1]]
+        if sums is None:
+            calls += copies(place, part)
+        else:
+            calls += add_into(place, part, sums[: part.size].reshape(part.shape))
+    if columns is not None:
+        calls += [partial(np.copyto, row, part) for part, row in _each_apart(whole, columns, window)]
     if whole is not out:
         inside = tuple(slice(before, before + n) for n, (before, _) in zip(out.shape[2:], padding, strict=True))
-        calls.append(partial(np.copyto, out, whole[(slice(None), slice(None), *inside)]))
+        calls += copies(out, whole[(slice(None), slice(None), *inside)])
     return calls
 
 
@@ -249,17 +316,20 @@ def _columns(
     else:
         memory = scratch((size, channels, *kernel, *outputs), x.dtype)
         columns = memory.reshape(size, groups, rows, places)
-    # The border is written once, here: nothing else ever writes to this memory.
+    # The border is written once, here: nothing else ever writes to this memory. Rows that do not lie in one piece, as
+    # where the channels are last, are brought together once, not once for each element of the kernel.
     border = [n + before + after for n, (before, after) in zip(lengths, padding, strict=True)]
-    whole = np.zeros((size, channels, *border), x.dtype) if pads else x
+    first_copied = pads or x.strides[-1] != x.itemsize
+    whole = np.zeros((size, channels, *border), x.dtype) if first_copied else x
     inside = tuple(slice(before, before + n) for n, (before, _) in zip(lengths, padding, strict=True))
+    apart = columns_apart(whole[:size], kernel, outputs, stride, dilation, scratch)
     for block in pieces:
         calls: list[Call] = []
         part = x[block]
-        if pads:
-            calls.append(partial(np.copyto, whole[(slice(None), slice(None), *inside)], part))
+        if first_copied:
+            calls += copies(whole[(slice(None), slice(None), *inside)], part)
             part = whole
-        calls.append(partial(np.copyto, memory, window_view(part, kernel, outputs, stride, dilation)))
+        calls += copy_windows(memory, part, kernel, outputs, stride, dilation, apart)
         yield block, calls, columns
 
 
@@ -281,7 +351,7 @@ def _products(
         product = memory.reshape(part.shape)
         if len(columns) < len(part):
             product = memory.reshape(part.shape[1], len(part), *part.shape[2:]).swapaxes(0, 1)
-        calls += [bind_product(rows, columns, memory), partial(np.copyto, part, product)]
+        calls += [bind_product(rows, columns, memory), *copies(part, product)]
     return calls
 
 
@@ -478,7 +548,7 @@ def _bind_input_gradient(
             continue
         rows = scratch((groups, per_group, filters // groups * math.prod(taps)), weight.dtype)
         flipped = across[(slice(None), slice(None), slice(None), *(axis.elements for axis in phase))]
-        calls.append(partial(np.copyto, rows.reshape(flipped.shape), flipped))
+        calls += copies(rows.reshape(flipped.shape), flipped)
         pads, gaps = tuple(axis.padding for axis in phase), tuple(axis.dilation for axis in phase)
         by_sample = needs_no_copies(rows.shape[1], rows.shape[2], math.prod(counts), g.itemsize)
         found = _columns(g, pads, taps, counts, (1,) * len(kernel), gaps, groups, scratch, by_sample)
@@ -506,7 +576,7 @@ def _add_columns_back(
         calls: list[Call] = []
         if min(least, size) > 1:
             joined = scratch((groups, filters // groups, size, count), g.dtype)
-            calls.append(partial(np.copyto, joined, np.moveaxis(upstream[block], 0, 2)))
+            calls += copies(joined, np.moveaxis(upstream[block], 0, 2))
             columns = scratch((groups, places * per_group, size * count), g.dtype)
             calls.append(bind_product(rows, joined.reshape(*joined.shape[:2], size * count), columns))
             added = np.moveaxis(columns.reshape(groups, *kernel, per_group, size, *outputs), 2 + len(kernel), 0)
@@ -524,7 +594,7 @@ def _add_columns_back(
             by_group = np.reshape(sums, (size, groups, per_group, *counts), copy=False)
             calls += _add_shifted(phase, kernel, outputs, added, by_group)
             if len(phases) > 1:
-                calls.append(partial(np.copyto, target, sums))
+                calls += copies(target, sums)
         return calls
 
     return calls + in_blocks(n, channels * places * count * g.itemsize, scratch, bind, least)
@@ -553,7 +623,7 @@ def _add_shifted(phase: Sequence[_Phase], kernel: Shape, outputs: Shape, added: 
     pairs.sort(key=lambda pair: pair[0].size, reverse=True)
     if pairs and pairs[0][0].size == sums.size:
         into, part = pairs.pop(0)
-        calls.append(partial(np.copyto, into, part))
+        calls += copies(into, part)
     else:
         calls.append(partial(np.ndarray.fill, sums, 0))
     return calls + [partial(np.add, into, part, into) for into, part in pairs if into.size]
@@ -583,8 +653,8 @@ def _bind_weight_gradient(
     dilation: Shape,
     groups: int,
 ) -> Sequence[Call]:
-    # Sample by sample, the longer side first: BLAS is slow at few rows and columns with a long sum. A single product with
-    # a short sum is in the order of the result instead, which then need not be transposed.
+    # Sample by sample, the longer side first: BLAS is slow at few rows and columns with a long sum. A single product
+    # with a short sum is in the order of the result instead, which then need not be transposed.
     g, x = arrays
     calls: list[Call] = []
     n, filters, outputs = g.shape[0], g.shape[1], g.shape[2:]
@@ -606,7 +676,7 @@ def _bind_weight_gradient(
         if len(columns) < len(of_block):
             if joined is None:
                 joined = scratch((groups, filters // groups, len(of_block), places), g.dtype)
-            calls.append(partial(np.copyto, joined, np.moveaxis(of_block, 0, 2)))
+            calls += copies(joined, np.moveaxis(of_block, 0, 2))
             of_block = joined.reshape(1, *joined.shape[:2], len(of_block) * places)
         if n == 1 and places <= filters // groups:
             return [*calls, bind_product(of_block, columns.swapaxes(2, 3), result[np.newaxis])]

@@ -35,17 +35,18 @@ from py_engine.ad.op import (
     per_element,
 )
 from py_engine.ad.ops.arguments import flag
-from py_engine.ad.ops.blocks import in_blocks
+from py_engine.ad.ops.blocks import copies, in_blocks
 from py_engine.ad.ops.convolution import (
     Padding,
     Pairs,
     Sizes,
+    columns_apart,
+    copy_windows,
     padded,
     paddings,
     per_axis,
     phases_view,
     put_back,
-    window_view,
     windows_along,
 )
 from py_engine.ad.ops.shape import by_samples
@@ -75,9 +76,11 @@ def _phases(
     dilation: Shape,
 ) -> Array:
     """Return the phases (window, N, C, *outputs) in their own memory, and add the calls that copy them there."""
-    view = phases_view(padded(x, padding, fill, calls), window, outputs, stride, dilation)
-    phases = scratch((math.prod(window), *view.shape[len(window) :]), x.dtype)
-    calls.append(partial(np.copyto, phases.reshape(view.shape), view))
+    whole = padded(x, padding, fill, calls)
+    phases = scratch((math.prod(window), *x.shape[:2], *outputs), x.dtype)
+    apart = columns_apart(whole, window, outputs, stride, dilation, scratch)
+    windows = np.moveaxis(phases.reshape(*window, *phases.shape[1:]), range(len(window)), range(2, 2 + len(window)))
+    calls += copy_windows(windows, whole, window, outputs, stride, dilation, apart)
     return phases
 
 
@@ -467,10 +470,10 @@ def _bind_columns(
     calls: list[Call] = []
     ones = (1,) * len(kernel)
     counts = windows_along(x.shape[2:], kernel, stride, padding, ones, "window")
-    windows = window_view(padded(x, padding, 0, calls), kernel, counts, stride, ones)
-    shape = (x.shape[1], *kernel, x.shape[0], *counts)
-    calls.append(partial(np.copyto, out.reshape(shape), np.moveaxis(windows, 0, 1 + len(kernel))))
-    return calls
+    whole = padded(x, padding, 0, calls)
+    windows = np.moveaxis(out.reshape(x.shape[1], *kernel, x.shape[0], *counts), 1 + len(kernel), 0)
+    apart = columns_apart(whole, kernel, counts, stride, ones, scratch)
+    return calls + copy_windows(windows, whole, kernel, counts, stride, ones, apart)
 
 
 def _bind_columns_gradient(
@@ -517,7 +520,7 @@ def _bind_shifted_gradient(
     rows = memory[kernel - 1 :]
     by_phase = as_strided(rows, g.shape, (item, samples * places * item, places * item, stride * item))
     shifted = as_strided(rows, (kernel, size), (-item, item))
-    return [partial(np.copyto, by_phase, g), partial(np.copyto, out.reshape(kernel, size), shifted)]
+    return [*copies(by_phase, g), *copies(out.reshape(kernel, size), shifted)]
 
 
 SHIFTED_GRADIENT: Op = define(
@@ -566,7 +569,7 @@ def slide(rows: Array, weight: Array, out: Array, scratch: Scratch, kernel: int,
         pieces = as_strided(memory[first * channels :], (count, piece * channels), strides, writeable=False)
         calls.append(partial(np.matmul, pieces, columns, sums[:count, first * filters : (first + beside) * filters]))
     by_phase = (filters * size, size, places // max(samples, 1) * filters * size, stride * filters * size)
-    calls.append(partial(np.copyto, out, as_strided(sums, out.shape, by_phase, writeable=False)))
+    calls += copies(out, as_strided(sums, out.shape, by_phase, writeable=False))
     return calls
 
 

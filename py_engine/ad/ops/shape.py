@@ -30,6 +30,7 @@ from py_engine.ad.op import (
     per_element,
 )
 from py_engine.ad.ops.arguments import as_dtype, axis_of, checked, refuse, same_dtype, whole, wholes
+from py_engine.ad.ops.blocks import copies
 from py_engine.ad.tensor import Array, Literal, Operand, Tensor, real_array
 from py_engine.errors import DTypeError, ShapeError
 
@@ -513,9 +514,10 @@ def _bind_assemble(
     calls: list[Call] = [] if least else [partial(np.ndarray.fill, out, 0)]
     if most <= 1:
         return calls + [
-            partial(np.copyto, place, part)
+            call
             for place, part in zip(places, arrays, strict=True)
             if not _same_memory(place, part)  # the planner may have put the part in its place already
+            for call in copies(place, part)
         ]
     if least:
         calls.append(partial(np.ndarray.fill, out, 0))
@@ -529,7 +531,7 @@ def add_into(place: Array, part: Array, total: Array) -> list[Call]:
 
     numpy would add to scattered memory through buffers that it allocates.
     """
-    return [partial(np.copyto, total, place), partial(np.add, total, part, total), partial(np.copyto, place, total)]
+    return [*copies(total, place), partial(np.add, total, part, total), *copies(place, total)]
 
 
 def _same_memory(a: Array, b: Array) -> bool:
@@ -644,6 +646,7 @@ COPY: Op = define(
     name="copy",
     infer=infer_same,
     kernel=lambda x, out: np.copyto(out, x),
+    bind=lambda arrays, out, scratch: copies(out, arrays[0]),
     vjp=(lambda g, y, x: g,),
     jvp=linear_jvp("copy"),
     batch=leading,
