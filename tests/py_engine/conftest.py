@@ -22,5 +22,5 @@ def torch() -> ModuleType:
 @pytest.fixture(scope="module")
 def copied_as_if_large() -> Iterator[None]:
     """Small arrays are copied as only large ones are: transposed in parts, and with their columns apart."""
-    with mock.patch.object(blocks, "LEAST_ACROSS", 0), mock.patch.object(convolution, "LEAST_APART", 0):
+    with mock.patch.object(blocks, "LEAST_ACROSS", (0, 0)), mock.patch.object(convolution, "LEAST_APART", 0):
         yield
