@@ -274,6 +274,73 @@ end
     end
 end
 
+# Sums over the batch by a layer that it holds, and couples it by ordinary ops, too.
+struct BesideSums <: NETWORK.Layer
+    held::BatchNorm
+end
+NETWORK.parameters(layer::BesideSums) = NETWORK.parameters(layer.held)
+NETWORK.output_size(::BesideSums, input::Vector{Int}) = input
+NETWORK.forward(layer::BesideSums, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
+    NETWORK.forward(layer.held, x .- mean(tanh.(x); dims=2), parameters, training)
+
+@testset "a layer that couples a batch and does not say so is computed of whole batches: $how" for (how, layer) in (
+        ("a mean", () -> Applies(x -> x .- mean(x; dims=2))),
+        ("sum_of_parts", () -> Applies(x -> x .- NETWORK.sum_of_parts(sum(x; dims=2)) ./ NETWORK.samples_of(x))),
+        ("a mean of logarithms", () -> Applies(x -> log.(exp.(x)) .- mean(log.(exp.(x)); dims=2))),
+        ("softmax", () -> Applies(x -> softmax(x; dims=2))),
+        ("a running sum", () -> Applies(x -> 0.1 .* cumsum(x; dims=2))),
+        ("another sample", () -> Applies(x -> x .* x[:, end:-1:1])),
+        ("attention", () -> Applies(x -> x * softmax(x' * x; dims=1))),
+        ("a loop", () -> Applies(x -> scan((h, t) -> (t .* (h .- mean(h; dims=2)), nothing), x, [1.0, 2.0])[1])),
+        ("a gradient", () -> Applies(custom_rule(x -> 1.0 .* x; vjp=(g, y, x) -> g .- mean(g; dims=2)))),
+        ("beside sums over the batch", () -> BesideSums(BatchNorm(3))))
+    random = MersenneTwister(1)
+    x, y = randn(random, 3, 2010), rand(random, 1:2, 2010)
+    x[:, 1001:2010] .+= 2
+    chain(kind=Float64) = Chain(Dense(3 => 3), layer(), Dense(3 => 2); seed=1, dtype=kind)
+    losses, states = map(unique((1, min(2, Threads.nthreads())))) do threads
+        trained = chain()
+        trainer = Trainer(trained; optimizer=SGD(0.1), batch_size=2010, threads=threads)
+        [train_epoch!(trainer, x, y) for _ in 1:3], copy(trained.parameters.vector)
+    end |> found -> (first.(found), last.(found))
+    @test losses[1] ≈ losses[end] && states[1] ≈ states[end]
+    evaluated = chain()
+    trainer = Trainer(evaluated; threads=1)
+    @test predict(trainer, x) ≈ value(evaluated(x))
+    @test evaluate(trainer, x, y).loss ≈ value(softmax_cross_entropy(evaluated(x), Constant(y)))[]
+    how == "beside sums over the batch" && continue
+    for (settings, said) in ((techniques=Techniques(batched=false),) => "there is one at a time: switch the technique batched on",
+            (communicator=NETWORK.Communicator(0, 1, identity),) => "train it in one process")
+        refusing = Trainer(chain(); batch_size=8, threads=1, settings...)
+        for _ in 1:2  # nothing is kept of what was refused
+            message = message_of(() -> train_epoch!(refusing, x, y))
+            @test occursin("in layer \"applies\" the samples of a batch affect each other", message) && occursin(said, message)
+        end
+    end
+end
+
+# Holds a layer that draws random numbers.
+struct HoldsDropout <: NETWORK.Layer
+    dropout::Dropout
+end
+NETWORK.output_size(::HoldsDropout, input::Vector{Int}) = input
+NETWORK.forward(layer::HoldsDropout, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
+    NETWORK.forward(layer.dropout, x, parameters, training)
+
+@testset "a batch is split where a layer of a user's own keeps samples apart" begin
+    x, y = rand(MersenneTwister(1), 3, 4000), repeat([1, 2], 2000)
+    for layers in (() -> [Applies(x -> x ./ (1 .+ sum(abs2, x; dims=1)))], () -> [Applies(x -> log.(1 .- sqrt.(0.9 .* x)))],
+            () -> [Applies(x -> scan((h, t) -> (tanh.(t .* h), nothing), x, [1.0, 2.0])[1])], () -> [HoldsDropout(Dropout(0.5))],
+            () -> [Applies(identity), BatchNorm(3), Applies(stop_gradient)])
+        trainer = Trainer(Chain(layers()..., Dense(3 => 2); dtype=Float64); batch_size=4000, threads=min(2, Threads.nthreads()))
+        train_epoch!(trainer, x, y)
+        @test Threads.nthreads() == 1 || length(first(values(trainer.plans))) == 2
+    end
+    layer = HoldsDropout(Dropout(0.5))
+    train_epoch!(Trainer(Chain(layer, Dense(3 => 2); dtype=Float64); batch_size=4000, threads=min(2, Threads.nthreads())), x, y)
+    @test layer.dropout.calls == min(2, Threads.nthreads())  # looking for what couples a batch draws none
+end
+
 @testset "steps of other numbers of samples share no gradient" begin
     # Of the matrix `w` columns are looked up, or it is read as a whole, or not at all: one in large batches, another in small ones.
     looked_up(x, p) = x .* sum(AD.embedding(p["w"], Constant([1, 2, 2])); dims=2)

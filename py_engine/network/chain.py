@@ -80,7 +80,7 @@ class Chain:
                 own = {local: tensors[f"{name}.{local}"] for local in layer.parameters()}
                 return layer(layer.merge(given), own, training)
 
-        return self._through(y, compute)
+        return self.through(y, compute)
 
     @restoring
     def shapes(self, input_shape: Shape) -> dict[str, Shape]:
@@ -95,7 +95,7 @@ class Chain:
                 result[name] = layer.output_shape(layer.merged_shape(given))
             return result[name]
 
-        self._through(input_shape, infer)
+        self.through(input_shape, infer)
         return result
 
     def output_shape(self, input_shape: Shape) -> Shape:
@@ -170,7 +170,7 @@ class Chain:
 
     # How it works -----------------------------------------------------------------------------------------
 
-    def _through(self, x: V, step: Callable[[str, Layer, Sequence[V]], V]) -> V:
+    def through(self, x: V, step: Callable[[str, Layer, Sequence[V]], V]) -> V:
         """Run through the layers: `step(id, layer, values)`, with the values that it reads, gives that of the layer."""
         for name, layer in self.layers.items():
             x = step(name, layer, [x])

@@ -114,7 +114,8 @@ class Graph(Chain):
             before = name
         return found
 
-    def _through(self, x: V, step: Callable[[str, Layer, Sequence[V]], V]) -> V:
+    def through(self, x: V, step: Callable[[str, Layer, Sequence[V]], V]) -> V:
+        """Run through the layers: `step(id, layer, values)`, with the values that it reads, gives that of the layer."""
         values = {INPUT: x}
         for name, layer, read in self._reading():
             x = values[name] = step(name, layer, [values[other] for other in read])

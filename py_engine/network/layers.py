@@ -58,7 +58,9 @@ class Layer(ABC):
     """
 
     couples_batch: ClassVar[bool] = False
-    """Whether, in training, the samples of a batch affect each other, so that it can't be trained sample by sample."""
+    """Whether, in training, the samples of a batch affect each other, so that it can't be trained sample by sample.
+
+    Of a layer that does not say so a trainer tries whether they do, and then computes whole batches."""
 
     sums_over_batch: ClassVar[bool] = False
     """Whether they do so by sums over the batch alone, each a `sum_of_parts`: it can be split over threads."""

@@ -36,7 +36,7 @@ from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Literal, Tensor
 from py_engine.errors import ConfigurationError, NonFiniteError, ShapeError
-from py_engine.network.batch_sums import BatchSums, is_batch_sum, numbered, sums
+from py_engine.network.batch_sums import BatchSums, coupling_layer, generators_of, is_batch_sum, numbered, sums
 from py_engine.network.chain import Chain
 from py_engine.network.layers import collect_updates
 from py_engine.network.losses import Loss
@@ -161,9 +161,7 @@ class Shard:
     @property
     def generators(self) -> list[np.random.Generator]:
         """What its ops draw random numbers from, in loops and branches, too."""
-        steps = (one for step in self.tape.program.equations for one in (step, *inner_equations(step)))
-        values = (value for step in steps for value in step.attrs.values())
-        return list({id(value): value for value in values if isinstance(value, np.random.Generator)}.values())
+        return generators_of(self.tape.program.equations)
 
     def beside(self, part: slice, gradient: FlatVector) -> Shard | None:
         """Return the shard of as many other rows of the batch; None if it can't be planned by this one's plan."""
@@ -510,6 +508,11 @@ def make_step(
                 f"the op {name!r} needs a whole batch, so that it can't be trained sample by sample; "
                 "switch the technique batched on"
             )
+        if (name := coupling_layer(chain, x, samples, training=True)) is not None:
+            raise ConfigurationError(
+                f"in layer {name!r} the samples of a batch affect each other, so that it can't be trained sample by "
+                "sample; switch the technique batched on"
+            )
         return SampleBySample(Shard(one, slice(0, 1), gradient.zeros_like(), techniques), gradient, threads)
     if not techniques.replay:
         return Eager(chain, loss, gradient, threads)
@@ -520,7 +523,7 @@ def make_step(
         batch_sums = BatchSums(threads, samples) if chain.couples_batch or loss.couples_batch else None
         with entering(one_blas_thread=True):
             split = _split(trace, whole[0], samples, threads, batch_sums, gradient, techniques, lazy)
-        if split is not None:
+        if split is not None and coupling_layer(chain, x, samples, training=True) is None:
             return split
     everything = slice(0, samples)
     with entering(one_blas_thread=threads == 1):

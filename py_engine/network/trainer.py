@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,6 +41,7 @@ from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ParameterError, ShapeError
 from py_engine.network import losses
+from py_engine.network.batch_sums import coupling_layer
 from py_engine.network.chain import Chain
 from py_engine.network.dropout_streams import DropoutStreams
 from py_engine.network.embedding import Embedding
@@ -184,6 +186,7 @@ class Trainer:
         self._updates: deque[tuple[float, int, bool]] = deque(maxlen=WINDOW)
         self._threads: Team | None = None
         self._forwards: dict[Any, Tape] = {}
+        self._whole: WeakKeyDictionary[Tape, bool] = WeakKeyDictionary()  # which of them need all samples at once
         self._blas = ThreadpoolController()
         self._blas_count = 0  # its threads now, within `_blas_threads`
         vector = self.parameters.vector
@@ -656,6 +659,12 @@ class Trainer:
                         f"the op {coupling!r} needs a whole batch, of which each process would have a part: train it "
                         "in one process"
                     )
+                layer = coupling_layer(self.chain, x, samples, training=True)
+                if layer is not None:
+                    raise ConfigurationError(
+                        f"in layer {layer!r} the samples of a batch affect each other, of which each process would "
+                        "have a part: train it in one process"
+                    )
             if isinstance(step, Replay) and step.uses_team:
                 with self._blas_threads(1):
                     step.work_in(self._all_threads())
@@ -761,13 +770,18 @@ class Trainer:
         return is_fused and not self.techniques.fused_loss
 
     def _parts(self, *arrays: Array) -> list[slice]:
-        """Return the rows that are computed at once: all of them where an op needs a whole batch in evaluation, too."""
+        """Return the rows that are computed at once: all of them where one needs a whole batch in evaluation, too."""
         count = len(arrays[0])
         starts = range(0, count, EVALUATION_BATCH)
         parts = [slice(start, min(start + EVALUATION_BATCH, count)) for start in starts]
         if len(parts) > 1:
-            program = self._forward_tape(*(a[parts[0]] for a in arrays)).program
-            if coupling_op(program.equations) is not None:
+            tape = self._forward_tape(*(a[parts[0]] for a in arrays))
+            if tape not in self._whole:  # once for each tape
+                coupling = coupling_op(tape.program.equations)
+                self._whole[tape] = (
+                    coupling or coupling_layer(self.chain, arrays[0], EVALUATION_BATCH, False)
+                ) is not None
+            if self._whole[tape]:
                 return [slice(0, count)]
         return parts
 

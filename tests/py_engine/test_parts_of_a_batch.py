@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from py_engine import checkpoint, cond, scan, vmap, while_loop
+from py_engine import checkpoint, cond, custom_rule, scan, vmap, while_loop
 from py_engine.ad import ops
 from py_engine.ad.op import Op
 from py_engine.ad.techniques import Techniques
@@ -302,6 +302,109 @@ def test_dropout_keeps_no_stream_of_an_eager_loop():
     for _ in range(3):
         scan(lambda h, _: (layer(h, {}, True), None), np.ones((2, 3)), length=2)
     assert layer.traced is None
+
+
+class Own(Layer):
+    """A layer of a user's own that declares nothing."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.compute = compute
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def forward(self, x, parameters, training):
+        return self.compute(x)
+
+
+class BesideSums(Block):
+    """Sums over the batch by a layer that it holds, and couples it by ordinary ops, too."""
+
+    def forward(self, x, parameters, training):
+        return self.held(x - ops.mean(ops.tanh(x), 0), parameters, training)
+
+
+UNDECLARED = {
+    "a mean": lambda: Own(lambda x: x - ops.mean(x, 0)),
+    "sum_of_parts": lambda: Own(lambda x: x - sum_of_parts(ops.sum(x, 0)) / samples_of(x)),
+    "a mean of logarithms": lambda: Own(lambda x: ops.log(ops.exp(x)) - ops.mean(ops.log(ops.exp(x)), 0)),
+    "softmax": lambda: Own(lambda x: ops.softmax(x, 0)),
+    "a running sum": lambda: Own(lambda x: 0.1 * ops.cumsum(x, 0)),
+    "another sample": lambda: Own(lambda x: x * x[::-1]),
+    "the one before": lambda: Own(lambda x: ops.concatenate([x[:1], x[1:] + x[:-1]])),
+    "attention": lambda: Own(lambda x: ops.softmax(x @ x.T) @ x),
+    "a loop": lambda: Own(lambda x: scan(lambda h, _: (h - ops.mean(h, 0), None), x, length=2)[0]),
+    "a gradient": lambda: Own(custom_rule(lambda x: x * 1.0, vjp=lambda g, y, x: (g - ops.mean(g, 0),))),
+    "beside sums over the batch": BesideSums,
+}
+
+
+@pytest.mark.parametrize("couples", UNDECLARED)
+def test_a_layer_that_couples_a_batch_and_does_not_say_so_is_computed_of_whole_batches(couples, monkeypatch):
+    monkeypatch.setattr(trainer_module, "EVALUATION_BATCH", 3)
+
+    def chain():
+        return Chain(Dense(3, 3), UNDECLARED[couples](), Dense(3, 2), seed=0)
+
+    (one, of_one), (two, of_two) = (trained(chain(), threads) for threads in (1, 2))
+    np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
+    for name, array in of_one.items():
+        np.testing.assert_allclose(of_two[name], array, rtol=1e-4, atol=1e-5)
+    x, y = data()
+    evaluated = chain()
+    with closing(Trainer(evaluated, batch_size=8, threads=1)) as trainer:
+        np.testing.assert_allclose(trainer.predict(x), evaluated(x).numpy(), rtol=1e-5, atol=1e-6)
+        expected = losses.get("softmax_cross_entropy")(evaluated(x), Tensor(y)).item()
+        assert trainer.evaluate(x, y).loss == pytest.approx(expected, rel=1e-5)
+    if couples == "beside sums over the batch":
+        return
+    with (
+        closing(Trainer(chain(), batch_size=8, threads=1, communicator=Alone())) as trainer,
+        pytest.raises(
+            ConfigurationError, match=r"in layer 'own' the samples of a batch affect each other.*one process"
+        ),
+    ):
+        trainer.train_epoch(*data())
+    with pytest.raises(ConfigurationError, match=r"in layer 'own' the samples .* sample by sample"):
+        trained(chain(), 1, techniques=Techniques(batched=False))
+
+
+class Drops(Own):
+    """Holds a layer that draws random numbers."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.dropout = Dropout(0.5)
+
+    def forward(self, x, parameters, training):
+        return self.dropout(x, {}, training)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: [Own(lambda x: x / (1 + ops.sum(ops.square(x), 1, keepdims=True)))],
+        lambda: [Own(lambda x: ops.log(1 - ops.sqrt(x)))],
+        lambda: [Own(lambda x: scan(lambda h, _: (ops.tanh(h), None), x, length=2)[0])],
+        lambda: [Drops()],
+        lambda: [Block()],
+        lambda: [Own(lambda x: x), BatchNorm(3), Own(ops.stop_gradient)],
+    ],
+    ids=["a norm", "of shares", "a loop", "dropout", "sums over the batch", "beside them"],
+)
+def test_a_batch_is_split_where_a_layer_of_a_users_own_keeps_samples_apart(layers):
+    x, y = data()
+    with closing(Trainer(Chain(*layers(), Dense(3, 2)), batch_size=8, threads=2, techniques=SPLIT)) as trainer:
+        trainer.train_epoch(np.abs(x) / 20, y)
+        assert trainer.threads_in_step() == "split over 2 threads"
+
+
+def test_looking_for_what_couples_a_batch_draws_no_random_numbers():
+    layer = Drops()
+    trained(Chain(layer, Dense(3, 2), seed=0), 2)
+    assert layer.dropout.calls == 3  # of the whole and of two parts
+    assert layer.dropout.traced is None
 
 
 @pytest.mark.parametrize("block", BLOCKS)

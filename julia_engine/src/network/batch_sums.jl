@@ -2,6 +2,9 @@
 #
 # Each thread replays its own tape. Where a layer sums over the batch, the tapes wait at a barrier: every one writes its
 # part of the sum, waits for the others, and adds up all parts in the same order, so that all have the same bits.
+#
+# A layer of a user's own may couple the samples by ordinary ops, such as a mean over the batch, and not say so:
+# `coupling_layer` finds it, by what it computes.
 
 """
 Where the tapes of all threads, one for each part of a batch of `samples`, leave parts of sums and add them. `team` are the
@@ -79,3 +82,130 @@ const SUM_OF_PARTS = AD.Op("sum_of_parts", (inputs, attrs) -> (inputs[1].dims, i
     backward=Any[(g, y, inputs, attrs) -> sum_of_parts(g)], jvp=(t, y, inputs, attrs) -> sum_of_parts(t[1]),
     batch=(op, count, mapped, inputs, attrs) -> sum_of_parts(inputs[1]), couples_batch=true, attrs=[:batch_sums, :thread, :number],
     doc="the sum over all parts of a batch that is split over threads")
+
+# Layers that couple a batch and do not say so --------------------------------------------------------------------------
+
+"""The generators of random numbers that ops draw from, in loops and branches, too."""
+function generators(equations::Vector{AD.Equation})
+    steps = AD.Equation[x for e in equations for x in AD.Equation[e; AD.inner_equations(e)]]
+    return unique(objectid, Generator[pair.second for e in steps for pair in AD.pairs_of(e.attrs) if pair.second isa Generator])
+end
+
+"""
+    coupling_layer(chain, input, samples, training)
+
+The id of the first layer in which the samples of a batch affect each other in an undeclared way, or nothing.
+
+The engine's own layers are known; each other one, and each that holds one, is traced and computed several times, of a batch of
+`samples` samples of size `input` of which some stay the same and others do not. What it declares are sums over the batch, each a
+`sum_of_parts`: these may have any value. In training its gradient by the samples is looked at, too.
+"""
+function coupling_layer(chain, input::Vector{Int}, samples::Int, training::Bool)
+    own = Set{String}(id for (id, layer) in zip(chain.ids, chain.layers) if is_users_own(layer))
+    (isempty(own) || samples < 2) && return nothing
+    found = Ref{Union{Nothing,String}}(nothing)
+    through(chain, (input, takes_ids(chain))) do id, layer, given
+        size = output_size(layer, merged_size(layer, Vector{Int}[dims for (dims, _) in given]))
+        found[] === nothing && id in own && couples(chain, id, layer, given, size, samples, training) && (found[] = id)
+        return (size, only_moves(layer) && all(last, given))
+    end
+    return found[]
+end
+
+is_users_own(layer::Layer) = any(pair -> parentmodule(typeof(pair.second)) !== (@__MODULE__), held_layers(Layer[layer], Layer))
+
+"""Whether samples affect each other in this layer, whose inputs have these sizes and are ids or not."""
+function couples(chain, id::String, layer::Layer, given::Vector{Tuple{Vector{Int},Bool}}, size::Vector{Int}, samples::Int,
+        training::Bool)
+    program = traced_alone(chain, id, layer, given, size, samples, training)
+    sums = AD.Equation[e for e in program.equations if e.op === SUM_OF_PARTS]
+    program = AD.prune(AD.Program(Tensor[program.inputs; Tensor[AD.output(e) for e in sums]],
+        AD.Equation[e for e in program.equations if e.op !== SUM_OF_PARTS], program.outputs))
+    wanted, random = program.inputs[1:end-length(sums)], MersenneTwister(0)
+    fixed = Array[fill!(AD.new_array(AD.output(e).eltype, AD.output(e).dims), samples) for e in sums]
+    stay = [first ? (1:samples) .<= samples ÷ 2 : isodd.(1:samples) for first in (true, false)]
+    for (low, high) in ((-3.0, 3.0), (0.1, 0.9))  # the second for layers that take positive numbers or shares alone
+        one, other = [Array[drawn(random, x, low, high, vocabulary(chain)) for x in wanted] for _ in 1:2]
+        expected = computed(program, Array[one; fixed])
+        for stays in (stay[1], .!stay[1], stay[2], .!stay[2])
+            mixed = Array[copy(b) for b in other]
+            for (a, b) in zip(mixed, one)
+                selectdim(a, ndims(a), stays) .= selectdim(b, ndims(b), stays)
+            end
+            found = computed(program, Array[mixed; fixed])
+            (expected === nothing || found === nothing) && return true  # nobody knows
+            any(differ(y, z, stays) for (y, z) in zip(expected, found)) && return true
+        end
+    end
+    return false
+end
+
+drawn(random::MersenneTwister, x::Tensor, low::Float64, high::Float64, vocabulary::Int) =
+    x.eltype === Int64 ? rand(random, 1:vocabulary, x.dims...) : x.eltype.(low .+ (high - low) .* rand(random, x.dims...))
+
+"""
+The program of a layer, with its gradient by the samples in training, where it has one. Its inputs are the layer's, and the
+cotangent of the result. The streams of dropout layers are left as they are.
+"""
+function traced_alone(chain, id::String, layer::Layer, given::Vector{Tuple{Vector{Int},Bool}}, size::Vector{Int}, samples::Int,
+        training::Bool)
+    T = eltype(chain.parameters)
+    inputs = Tensor[AD.symbol(ids ? Int64 : T, Int[dims; samples]) for (dims, ids) in given]
+    seed, floats = AD.symbol(T, Int[size; samples]), Tensor[x for x in inputs if x.eltype !== Int64]
+    function made(of::Tensor...)
+        rest, own = Iterators.Stateful(of), Dict{String,Tensor}()
+        for (name, _) in parameters(layer)
+            own[name] = chain.parameters.tensors[findfirst(==("$id.$name"), keys(chain.parameters))]
+        end
+        merged = merge_inputs(layer, Tensor[x.eltype === Int64 ? x : popfirst!(rest) for x in inputs])
+        return AD.scope(() -> forward(layer, merged, own, training), id)
+    end
+    function with_gradient(_...)
+        y, pull = AD.vjp(made, floats...)
+        return Tensor[y, pull(seed)...]
+    end
+    dropouts = Dropout[found for (_, found) in held_layers(Layer[layer], Dropout)]
+    before = Tuple{Int,Int}[(dropout.calls, length(dropout.traced)) for dropout in dropouts]
+    sums = training && couples_batch(chain) ? BatchSums(1, samples) : nothing
+    return tracing_part(sums, 1, samples) do
+        try
+            if training && !isempty(floats)
+                try
+                    return AD.trace(with_gradient, Tensor[inputs; seed])
+                catch error
+                    error isa AD.NotDifferentiableError || rethrow()
+                end
+            end
+            return AD.trace((_...) -> Tensor[made(floats...)], Tensor[inputs; seed])
+        finally
+            for (dropout, (calls, copies)) in zip(dropouts, before)
+                dropout.calls = calls
+                resize!(dropout.traced, copies)
+            end
+        end
+    end
+end
+
+"""What a program gives, with the random numbers that it would draw next; nothing if it cannot be computed."""
+function computed(program::AD.Program, inputs::Vector{Array})
+    before = [(g, copy(g.state)) for g in generators(program.equations)]
+    try
+        return Array[AD.value(y) for y in AD.no_grad(() -> AD.applied(program, Tensor[Constant(x) for x in inputs])[1])]
+    catch error
+        error isa InterruptException && rethrow()
+        return nothing  # such as of a matrix that must be positive definite
+    finally
+        foreach(((g, state),) -> copyto!(g.state, state), before)
+    end
+end
+
+"""Whether the samples that stay differ by more than rounding, or nothing in them is a number."""
+function differ(y::Array, z::Array, stays::AbstractVector{Bool})
+    ndims(y) > 0 && size(y) == size(z) && size(y)[end] == length(stays) || return true
+    a, b = vec(collect(selectdim(y, ndims(y), stays))), vec(collect(selectdim(z, ndims(z), stays)))
+    isempty(a) && return false
+    finite = isfinite.(a)
+    any(finite) && finite == isfinite.(b) || return true
+    near = 100 * eps(eltype(a)) * maximum(abs, a[finite])
+    return any(abs.(a[finite] .- b[finite]) .> near)
+end

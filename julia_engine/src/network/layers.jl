@@ -70,7 +70,8 @@ refused(layer::Layer, expected::String, sizes::Vector{Vector{Int}}) = ShapeError
 """
     couples_batch(layer)
 
-Whether the samples of a batch affect each other's results in training, so that it can't be trained sample by sample.
+Whether the samples of a batch affect each other's results in training, so that it can't be trained sample by sample. Of a layer
+that does not say so a trainer tries whether they do, and then computes whole batches.
 """
 couples_batch(layer::Layer) = false
 

@@ -62,6 +62,7 @@ mutable struct Trainer{T,O<:Optimizer}
     single::Union{Nothing,Shard{T}}  # the plan for one sample, where a batch goes through one by one
     streams::DropoutStreams  # of the plans
     forwards::Dict{Tuple{Int,Bool},Tape}
+    whole::Dict{Bool,Bool}  # whether forward passes, with the loss or without, need all samples at once
     partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
     ids::Bool  # samples are token ids
     sparse::Bool  # the plans keep columns' gradients apart
@@ -107,7 +108,7 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
         new_gradient(T, chain.parameters.layout), AD.zeroed!(Vector{T}(undef, accumulate > 1 ? n : 0)), 0, Int[], Int[],
         Dict{Tuple{Int,Int},Vector{Shard{T}}}(), Dict{Tuple{Int,Int},Trials}(), nothing,
         DropoutStreams(dropouts(chain), communicator === nothing ? 0 : communicator.rank),
-        Dict{Tuple{Int,Bool},Tape}(),
+        Dict{Tuple{Int,Bool},Tape}(), Dict{Bool,Bool}(),
         zeros(8 * (threads + 1)), takes_ids(chain), false,
         [T[] for _ in 1:threads], Inf, communicator, couples_batch(chain) || couples_batch(loss), splits(chain))
 end
@@ -516,11 +517,14 @@ function each_part(f, trainer::Trainer, data::Data, with_loss::Bool)
     end
 end
 
-"""How many samples are computed at once: all of them where an op needs a whole batch in evaluation, too."""
+"""How many samples are computed at once: all of them where an op or a layer needs a whole batch in evaluation, too."""
 function evaluated_at_once(trainer::Trainer, samples::Int, with_loss::Bool)
     samples > EVALUATION_BATCH || return EVALUATION_BATCH
-    equations = forward_tape!(trainer, EVALUATION_BATCH, with_loss).program.equations
-    return coupling_op(equations) === nothing ? EVALUATION_BATCH : samples
+    whole = get!(trainer.whole, with_loss) do
+        equations = forward_tape!(trainer, EVALUATION_BATCH, with_loss).program.equations
+        coupling_op(equations) !== nothing || AD.apart(coupling_layer, trainer.chain, trainer.input, EVALUATION_BATCH, false) !== nothing
+    end
+    return whole ? samples : EVALUATION_BATCH
 end
 
 function forward_tape!(trainer::Trainer, samples::Int, with_loss::Bool)
@@ -1123,21 +1127,19 @@ function planned(trainer::Trainer{T}, samples::Int, threads::Int) where {T}
         "which each process would have a part: train it in one process"))
     coupling !== nothing && trainer.communicator !== nothing && throw(ConfigurationError("Trainer: the op $coupling needs a whole " *
         "batch, of which each process would have a part: train it in one process"))
+    splits = length(shards) > 1
+    layer = splits || trainer.communicator !== nothing ? coupling_layer(trainer.chain, trainer.input, samples, true) : nothing
+    layer !== nothing && trainer.communicator !== nothing && throw(ConfigurationError("Trainer: in layer \"$layer\" the samples of a " *
+        "batch affect each other, of which each process would have a part: train it in one process"))
     # Parts of other orders would wait for each other; of one generator it would be chance which draws first.
     draws = Vector{Generator}[generators(shard.tape.program.equations) for shard in shards]
     shares = length(unique(objectid, vcat(draws...))) < sum(map(length, draws))
-    length(shards) > 1 && (shares || coupling !== nothing || keeps || length(orders) > 1) && (shards = make(1))
+    splits && (shares || coupling !== nothing || layer !== nothing || keeps || length(orders) > 1) && (shards = make(1))
     trainer.update_seconds = Inf
     for block in trainer.blocks, c in shards[1].columns
         length(block) >= max(BLOCK, c.height) || resize!(block, max(BLOCK, c.height))
     end
     return shards
-end
-
-"""The generators of random numbers that ops draw from, in loops and branches, too."""
-function generators(equations::Vector{AD.Equation})
-    steps = AD.Equation[x for e in equations for x in AD.Equation[e; AD.inner_equations(e)]]
-    return unique(objectid, Generator[pair.second for e in steps for pair in AD.pairs_of(e.attrs) if pair.second isa Generator])
 end
 
 """
@@ -1167,6 +1169,9 @@ function single_shard!(trainer::Trainer{T}) where {T}
         coupling = coupling_op(single.tape.program.equations)
         coupling === nothing || throw(ConfigurationError("Trainer: the op $coupling needs a whole batch, of which there is one " *
             "sample at a time: switch the technique batched on"))
+        layer = coupling_layer(trainer.chain, trainer.input, trainer.batch_size, true)
+        layer === nothing || throw(ConfigurationError("Trainer: in layer \"$layer\" the samples of a batch affect each other, of which " *
+            "there is one at a time: switch the technique batched on"))
         keep_traced!(trainer.streams, ONE_BY_ONE)
         trainer.single = single
     end
@@ -1200,6 +1205,7 @@ function suit!(trainer::Trainer, dims::Vector{Int})
     trainer.input = dims
     forget_plans!(trainer)
     empty!(trainer.forwards)
+    empty!(trainer.whole)
     return nothing
 end
 
