@@ -299,3 +299,69 @@ end
     @test checkpoint(f)(a', b) === 11.0
     @test derivative(s -> sum(grad(a -> a * b)((s .* a)')), 1.0) == 0
 end
+
+# What is done with a row, some of which differs from what is done with a matrix of one row.
+const OF_A_ROW = ("a number" => (r, b, m) -> r * b, "a vector" => (r, b, m) -> r' .* b, "its multiples" => (r, b, m) -> (2r - r / 2) * b,
+    "a row" => (r, b, m) -> r * m, "a matrix" => (r, b, m) -> r .+ m, "an outer product" => (r, b, m) -> b * r)
+
+# For each place of a row what is computed there, and the same in Julia alone.
+no_rule(count) = (given...) -> Tuple(nothing for _ in 1:count)
+of_rows(use) = (
+    ("in a branch", (a, b, m) -> branch(b[1] .> 0, use, (r, b, m) -> use(2r, b, m), a', b, m), (a, b, m) -> use(b[1] > 0 ? a' : 2a', b, m)),
+    ("captured by a branch", (a, b, m) -> (r = a'; branch(b[1] .> 0, b -> use(r, b, m), b -> use(2r, b, m), b)),
+        (a, b, m) -> use(b[1] > 0 ? a' : 2a', b, m)),
+    ("behind a branch", (a, b, m) -> use(branch(b[1] .> 0, a -> a', a -> 2a', a), b, m), (a, b, m) -> use(b[1] > 0 ? a' : 2a', b, m)),
+    ("in a rule", (a, b, m) -> custom_rule(use; vjp=no_rule(3))(a', b, m), (a, b, m) -> use(a', b, m)),
+    ("behind a rule", (a, b, m) -> use(custom_rule(a -> a'; vjp=no_rule(1))(a), b, m), (a, b, m) -> use(a', b, m)),
+    ("in an opaque rule", (a, b, m) -> custom_rule(use; opaque=true)(a', b, m), (a, b, m) -> use(a', b, m)),
+    ("behind an opaque rule", (a, b, m) -> use(custom_rule(a -> a'; opaque=true)(a), b, m), (a, b, m) -> use(a', b, m)),
+    ("in a checkpoint", (a, b, m) -> checkpoint(use)(a', b, m), (a, b, m) -> use(a', b, m)),
+    ("behind a checkpoint", (a, b, m) -> use(checkpoint(a -> a')(a), b, m), (a, b, m) -> use(a', b, m)),
+    ("in a loop", (a, b, m) -> scan((r, t) -> (2r, sum(use(r, b, m))), a', nothing; length=2)[2],
+        (a, b, m) -> [sum(use(a', b, m)), sum(use(2a', b, m))]),
+    ("behind a loop", (a, b, m) -> use(scan((r, t) -> (2r, nothing), a', nothing; length=3, truncate=2)[1], b, m), (a, b, m) -> use(8a', b, m)),
+    ("behind a while_loop", (a, b, m) -> use(while_loop(r -> sum(r) .< 5, r -> 2r, a'), b, m), (a, b, m) -> use(2a', b, m)),
+    ("behind a vjp", (a, b, m) -> use(vjp(a -> a', a)[1], b, m), (a, b, m) -> use(a', b, m)),
+    ("behind a compiled function", (a, b, m) -> use(compile(a -> a')(a), b, m), (a, b, m) -> use(a', b, m)))
+
+@testset "the transpose of a vector stays one: $what" for (what, use) in OF_A_ROW
+    a, m = [1.0, 2.0], [1.0 2.0; 3.0 5.0]
+    for (place, f, plain) in of_rows(use)
+        compiled = compile(f)
+        for b in ([3.0, 4.0], [-3.0, 4.0]), found in (f(a, b, m), compiled(a, b, m), compiled(a, b, m),
+                compile(f; techniques=Techniques(replay=false))(a, b, m), compile(f; techniques=Techniques(fuse=false))(a, b, m))
+            expected = plain(a, b, m)
+            @test (place, size(found), found ≈ expected) == (place, size(expected), true)
+        end
+    end
+end
+
+@testset "derivatives with the transpose of a vector: $place" for (place, f) in (
+        ("branch", (a, b) -> branch(b[1] .> 0, (r, b) -> r * b, (r, b) -> 2r * b, a', b)),
+        ("captured", (a, b) -> (r = a'; branch(b[1] .> 0, b -> r * b, b -> 2r * b, b))),
+        ("rule", custom_rule((a, b) -> a * b; vjp=(g, y, a, b) -> (g * b', (g * a)'), jvp=(t, y, a, b) -> t[1] * b + a * t[2])),
+        ("opaque", custom_rule((a, b) -> a * b; opaque=true, vjp=(g, y, a, b) -> (g * b', (g * a)'), jvp=(t, y, a, b) -> t[1] * b + a * t[2])),
+        ("rule of a row", (a, b) -> custom_rule(r -> 2r; vjp=(g, y, r) -> (g * r') * r ./ (r * r'), jvp=(t, y, r) -> 2t[1])(a) * b),
+        ("loop", (a, b) -> scan((r, t) -> (2r, r * b), a, nothing; length=1)[2][1]),
+        ("rule in a loop", (a, b) -> scan((r, t) -> (r, custom_rule((r, b) -> r * b; vjp=(g, y, r, b) -> (g * b', (g * r)'),
+            jvp=(t, y, r, b) -> t[1] * b + r * t[2])(r, b)), a, nothing; length=1)[2][1]),
+        ("checkpoint", checkpoint((a, b) -> a * b)))
+    a, b = [1.0, 2.0], [3.0, 4.0]
+    plain = place in ("branch", "captured")
+    given = plain ? a : a'
+    derivatives = ((a, b) -> grad(f; argnums=(1, 2))(a, b), (a, b) -> (jvp(f, (a, b), (2 .* a, b))[2],))
+    expected = (place == "rule of a row" ? (b' * a * a' ./ (a' * a), 2a) : (plain ? b : b', a), (place == "rule of a row" ? 66.0 : 33.0,))
+    for (derivative, known) in zip(derivatives, expected), found in (derivative(given, b), compile(derivative)(given, b))
+        @test all(size(x) == size(y) && x ≈ y for (x, y) in zip(found, known))
+    end
+end
+
+@testset "a row on one side alone is refused" begin
+    a, matrix = [1.0, 2.0], [1.0 2.0]
+    both = compile(x -> branch(x[1] .> 0, x -> x', x -> permutedims(x), x))
+    @test occursin("the transpose of a vector from the first function, and a matrix of one row from the second", message_of(() -> both(a)))
+    @test occursin("the carry is the transpose of a vector and becomes a matrix of one row",
+        message_of(() -> scan((r, t) -> (r .+ 1, nothing), a', nothing; length=2)))
+    @test occursin("the carry is a matrix of one row and becomes the transpose of a vector",
+        message_of(() -> while_loop(r -> sum(r) .< 5, r -> vec(r)' * 2, matrix)))
+end

@@ -15,6 +15,16 @@ is_row(x) = false
 as_row(y::Tensor, row::Bool) = (y.row = row; y)
 as_row(y, row::Bool) = y
 
+"""These operands, made as tensors, which are transposes of vectors where the operands are."""
+function as_rows(operands, tensors::Vector{Tensor})
+    for (x, t) in zip(operands, tensors)
+        is_row(x) && as_row(t, true)
+    end
+    return tensors
+end
+
+row_or_matrix(row::Bool) = row ? "the transpose of a vector" : "a matrix of one row"
+
 same_size(name, a, b) = is_scalar(a) || is_scalar(b) || size(a) == size(b) || throw(ShapeError(
     "$name: sizes $(size(a)) and $(size(b)) differ; use .$name for elementwise broadcasting"))
 

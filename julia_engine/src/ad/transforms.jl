@@ -131,6 +131,8 @@ end
 
 unwrapped(@nospecialize(x::AbstractArray)) = ndims(x) == 0 ? x[] : x
 unwrapped(x::Real) = x
+"""An array as Julia has it: a number where it has no axes, and the transpose of a vector where it is one."""
+as_julias(@nospecialize(x), row::Bool) = row ? vec(x)' : unwrapped(x)
 only_one(x::AbstractArray) = x[1]
 
 """Results as the caller wants them: tensors, or arrays that share memory with no other result and nobody's array."""
@@ -141,14 +143,14 @@ function shown(found::Vector{Tensor}, plain::Bool, theirs::Vector{Any})
     mixed = state().mixed
     for x in found
         if mixed && depends_on_duals(Tensor[x])
-            push!(arrays, unwrapped(with_duals(x)))
+            push!(arrays, as_julias(with_duals(x), x.row))
             continue
         end
         a = value(x)
         root = (x.data::Memory).root
         (haskey(roots, root) || haskey(roots, a)) && (a = copy(a))
         roots[root] = nothing
-        push!(arrays, unwrapped(a))
+        push!(arrays, as_julias(a, x.row))
     end
     return arrays
 end

@@ -21,7 +21,7 @@ can be differentiated.
 mutable struct Compiled
     f::Any
     techniques::Techniques
-    tapes::Dict{Any,Tuple{Tape,Structure}}
+    tapes::Dict{Any,Tuple{Tape,Structure,Vector{Bool}}}  # with the form of the results, and which are transposes of vectors
     replays::Dict{Any,Any}
     last::Any  # the ZeroCopyCall of the last call
     code::Union{Nothing,Straight}  # its straight-line code, where it has one and returns one number
@@ -38,7 +38,7 @@ Where all values of a tape are single numbers it is compiled further, into strai
 written in place, not copied into the tape's memory.
 """
 compile(@nospecialize(f); techniques::Techniques=Techniques()) =
-    Compiled(f, techniques, Dict{Any,Tuple{Tape,Structure}}(), Dict{Any,Any}(), nothing, nothing, ReentrantLock())
+    Compiled(f, techniques, Dict{Any,Tuple{Tape,Structure,Vector{Bool}}}(), Dict{Any,Any}(), nothing, nothing, ReentrantLock())
 
 function (compiled::Compiled)(x::T, rest::Vararg{T,N}) where {T<:Union{Float32,Float64},N}
     code = compiled.code
@@ -65,20 +65,20 @@ function anew(compiled::Compiled, @nospecialize(args::Tuple))
     rows = Bool[x.row for x in leaves]
     made = lock(() -> replay_for!(compiled, arrays, rows, structure), compiled.making)
     made === nothing && return unreplayed(compiled, leaves, structure)
-    tape, results = made
+    tape, results, turned = made
     keeps_graph(tape) && return compiled.f(args...)
-    return together(results, run_on!(outputs -> Any[unwrapped(copy(out)) for out in outputs], tape, arrays))
+    return together(results, run_on!(outputs -> Any[as_julias(copy(out), row) for (out, row) in zip(outputs, turned)], tape, arrays))
 end
 
 """The tape of such arguments, which calls like this one replay from now on, and the form of its results."""
 function replay_for!(compiled::Compiled, arrays::Vector{Any}, rows::Vector{Bool}, structure::Structure)
     made = tape_for!(compiled, arrays, rows, structure)
     made === nothing && return nothing
-    key, tape, results = made
-    keeps_graph(tape) && return tape, results
-    last = compiled.last = get!(() -> ZeroCopyCall(tape, structure, results), compiled.replays, key)::ZeroCopyCall
+    key, tape, results, turned = made
+    keeps_graph(tape) && return tape, results, turned
+    last = compiled.last = get!(() -> ZeroCopyCall(tape, structure, results, turned), compiled.replays, key)::ZeroCopyCall
     compiled.code = last.results == LEAF && isempty(tape.watched) && isempty(tape.variables) ? last.code : nothing
-    return tape, results
+    return tape, results, turned
 end
 
 # Calls with arrays and numbers, as a tape wants them -------------------------------------------------------------------
@@ -101,6 +101,7 @@ arrays lie that it reads in place.
 struct ZeroCopyCall
     tape::Tape
     results::Structure
+    rows::Vector{Bool}  # which results are transposes of vectors
     plain::Bool
     code::Union{Nothing,Straight}
     inputs::Vector{Vector{Reference}}
@@ -108,7 +109,7 @@ struct ZeroCopyCall
     captured::Vector{Tuple{UInt,UInt}}
 end
 
-function ZeroCopyCall(tape::Tape, structure::Structure, results::Structure)
+function ZeroCopyCall(tape::Tape, structure::Structure, results::Structure, rows::Vector{Bool})
     t = tape.techniques
     hot = t.preallocate && t.concrete
     plain = hot && structure.kind === :tuple && all(child -> child.kind === :leaf, structure.children) &&
@@ -117,7 +118,7 @@ function ZeroCopyCall(tape::Tape, structure::Structure, results::Structure)
     captured_ = Tuple{UInt,UInt}[extent(x.data) for x in [captured(tape.program); captured_inside(tape.program)] if !x.literal]
     references = plain ? operands_by_slot(tape) : Vector{Reference}[Reference[] for _ in [tape.inputs; tape.outputs]]
     n = length(tape.inputs)
-    return ZeroCopyCall(tape, results, plain, code, references[1:n], references[n+1:end], captured_)
+    return ZeroCopyCall(tape, results, rows, plain, code, references[1:n], references[n+1:end], captured_)
 end
 
 """For each argument and result of a tape that is worth it, and that nothing else has read, the operands that lie in it."""
@@ -267,7 +268,7 @@ function give!(results, compiled::Compiled, @nospecialize(args::Tuple))
     leaves = flatten(compiled(args...))[1]
     any(x -> x isa Tensor, leaves) && throw(TraceError("run!: here the results are tensors, which can be differentiated, " *
         "and memory of arrays cannot hold them; call the compiled function itself"))
-    outputs = Any[x isa AbstractArray ? x : fill(x) for x in leaves]
+    outputs = Any[is_row(x) ? Array(x) : x isa AbstractArray ? x : fill(x) for x in leaves]
     # What later calls refuse, the first one does as well.
     all_fit(given, outputs) && all_apart(given, args) || refuse(given, outputs)
     last = compiled.last
@@ -286,7 +287,7 @@ as_number(x::Array) = x[]
 """The results in the function's own form; copies, of those that the next run overwrites."""
 function finished(replay::ZeroCopyCall, outputs::Vector{Any}, own::Bool)
     return together(replay.results, Any[
-        own && !isempty(r) ? out : unwrapped(copy(out)) for (out, r) in zip(outputs, replay.outputs)])
+        as_julias(own && !isempty(r) ? out : copy(out), row) for (out, r, row) in zip(outputs, replay.outputs, replay.rows)])
 end
 
 function together(results::Structure, leaves::Vector{Any})
@@ -307,10 +308,7 @@ function as_arguments(leaves::Vector{Any}, structure::Structure)
     # Numbers alone are as uncompiled: not Float64 where they are Float32.
     singles = any(x -> x isa Float32, leaves) && all(x -> x isa Float32 || eltype(x) <: Integer, leaves)
     tensors = singles ? Tensor[as_tensor(x, Float32) for x in leaves] : as_tensors(leaves)
-    for (x, t) in zip(leaves, tensors)
-        x isa AbstractArray && is_row(x) && as_row(t, true)
-    end
-    return Tensor[is_index(x) ? index_tensor(x) : t for (x, t) in zip(leaves, tensors)]
+    return as_rows(leaves, Tensor[is_index(x) ? index_tensor(x) : t for (x, t) in zip(leaves, tensors)])
 end
 
 is_index(@nospecialize(x)) = x isa AbstractArray{<:Integer} && eltype(x) !== Bool
@@ -340,7 +338,7 @@ function tape_for!(compiled::Compiled, arrays::Vector{Any}, rows::Vector{Bool}, 
     tape = Tape(program; techniques=compiled.techniques)
     tape.watched = filter(w -> is_unchanged(w) && !is_read_in_place(w, tape), watched)
     tape.variables = filter(x -> x.requires_grad && depend_on_a_leaf(Tensor[x]), captured(tape.program))
-    compiled.tapes[key] = (tape, results)
+    compiled.tapes[key] = (tape, results, Bool[is_row(x) for x in leaves])
     return (key, compiled.tapes[key]...)
 end
 

@@ -73,12 +73,13 @@ function (c::Checkpointed)(@nospecialize(args...))
     noted = now.trace === nothing ? Given() : now.given
     found, result = @entering trace=nodes given=noted flatten(c.f(unflatten(structure, leaves)...))
     now.trace === nothing && check_given(noted)
-    outputs = Tensor[as_output(x, "checkpoint") for x in found]
+    outputs = as_rows(found, Tensor[as_output(x, "checkpoint") for x in found])
     mine = given_arrays(outputs)
     places = findall(x -> x.eltype in FLOATS, outputs)  # integers have no derivative
     if !isempty(places)
         program, outside = close_over(nodes[start+1:end], arguments, outputs[places])
-        outputs[places] = apply_several(CHECKPOINT, Tensor[outputs[places]; arguments; outside], attributes(:program => program))
+        outputs[places] = as_rows(outputs[places],
+            apply_several(CHECKPOINT, Tensor[outputs[places]; arguments; outside], attributes(:program => program)))
     end
     any(x -> x isa Elements, found) &&  # of a dotted function around it
         return unflatten(result, Any[x isa Elements ? Elements(y, x.run) : y for (x, y) in zip(found, outputs)])

@@ -115,15 +115,17 @@ function branch(holds, f, g, args...)
     tensors = any(x -> x isa Tensor && x.data === nothing, Any[leaves; chosen])
     state().symbolic || tensors || return (item(chosen) != 0 ? f : g)(args...)
     beside = any(x -> x isa Union{Tensor,AbstractArray}, leaves)  # whose float type a number takes, as it does eagerly
-    operands = Tensor[is_index(x) ? index_tensor(x) :
-        x isa AbstractArray{Bool} || x isa Real && beside ? as_tensor(x, float_type(leaves)) : as_tensor(x) for x in leaves]
-    (no, returned), (yes, other) = traced_branch(g, operands, structure), traced_branch(f, operands, structure)
+    operands = as_rows(leaves, Tensor[is_index(x) ? index_tensor(x) :
+        x isa AbstractArray{Bool} || x isa Real && beside ? as_tensor(x, float_type(leaves)) : as_tensor(x) for x in leaves])
+    (no, returned, rows), (yes, other, others) = traced_branch(g, operands, structure), traced_branch(f, operands, structure)
     other == returned || throw(ShapeError("branch: the first function returns $other, the second one $returned"))
-    for (a, b, place) in zip(yes[1].outputs, no[1].outputs, paths(returned))
+    for (a, b, row, same, place) in zip(yes[1].outputs, no[1].outputs, others, rows .== others, paths(returned))
         a.dims == b.dims || throw(ShapeError("branch: the result$place is of size $(size(a)) from the first function, and of " *
             "size $(size(b)) from the second"))
         a.eltype === b.eltype || throw(DTypeError("branch: the result$place is of $(a.eltype) from the first function, and of " *
             "$(b.eltype) from the second"))
+        same || throw(ShapeError("branch: the result$place is $(row_or_matrix(row)) from the first function, and " *
+            "$(row_or_matrix(!row)) from the second"))
     end
     outside = unique(Tensor[no[2]; yes[2]])
     n = length(operands)
@@ -132,7 +134,7 @@ function branch(holds, f, g, args...)
         Program(Tensor[program.inputs[1:n]; Tensor[get(() -> like(x), known, x) for x in outside]], program.equations, program.outputs)
     end
     found = apply_several(COND, Tensor[chosen; operands; outside], attributes(:branches => Branches(collect(programs))))
-    return unflatten(returned, collect(Any, found))
+    return unflatten(returned, Any[as_row(y, row) for (y, row) in zip(found, rows)])
 end
 
 """One truth value, a `Bool` or a comparison's result, as a tensor."""
@@ -144,17 +146,21 @@ function truth_value(what::String, @nospecialize(x))
     return found
 end
 
-"""A function of these operands as a program with what it captures, and the structure of its result."""
+"""
+A function of these operands as a program with what it captures, the structure of its result, and which of its leaves are
+transposes of vectors.
+"""
 function traced_branch(@nospecialize(f), operands::Vector{Tensor}, structure::Structure)
     own = Tensor[like(x) for x in operands]
-    (outputs, returned), nodes = nested_trace() do
+    (outputs, returned, rows), nodes = nested_trace() do
         found, returned = flatten(f(unflatten(structure, own)...))
         T = findfirst(x -> x isa Tensor, found)
-        Tensor[x isa Real && T !== nothing ? as_tensor(x, found[T].eltype) : as_output(x, "branch") for x in found], returned
+        Tensor[x isa Real && T !== nothing ? as_tensor(x, found[T].eltype) : as_output(x, "branch") for x in found], returned,
+        Bool[is_row(x) for x in found]
     end
     foreach(x -> check_float(x.eltype), outputs)
     drawn = findfirst(x -> (x.op::Op).random, nodes)
     drawn === nothing || throw(TraceError("branch: random masks cannot be drawn inside a branch ($(nodes[drawn].op.name)); " *
         "draw them before and pass them in"))
-    return close_over(nodes, own, outputs), returned
+    return close_over(nodes, own, outputs), returned, rows
 end

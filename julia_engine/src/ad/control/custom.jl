@@ -15,18 +15,23 @@ watched_parts(rule::CustomRule) = rule.opaque ? () : (rule.f, rule.vjp, rule.jvp
 
 # The first input is the result, the rest what the function was called with.
 function custom_pullback(cotangents::Vector{Union{Nothing,Tensor}}, node::Tensor, all_inputs::Vector{Tensor}, needs_grad::Vector{Bool})
-    rule, inputs, g = node.attrs.rule::CustomRule, all_inputs[2:end], cotangents[1]::Tensor
+    rule, g = node.attrs.rule::CustomRule, cotangents[1]::Tensor
     rule.vjp === nothing && throw(NotDifferentiableError("custom rule \"$(rule.name)\": reverse mode was asked for, and it " *
         "has no vjp; give custom_rule(f; vjp=(g, y, inputs...) -> one gradient for each input)"))
-    y = all_inputs[1]
+    given = with_rows(all_inputs, node.attrs.rows)
+    y, inputs, g = given[1], given[2:end], with_row(g, given[1].row)
     # The node is the function's value, and derivatives of the rule see that it depends on the inputs.
     found = rule.opaque ? opaque_pullback(rule, g, y, inputs) :
-        as_list(rule.vjp(g, node, inputs...), length(inputs))
+        as_list(rule.vjp(g, with_row(node, y.row), inputs...), length(inputs))
     length(found) == length(inputs) || throw(ShapeError("custom rule \"$(rule.name)\": its vjp must return one gradient " *
         "(or nothing) for each of $(length(inputs)) inputs, got $(length(found))"))
     return Any[nothing; Any[own_part(rule, "gradient of input $i", part, x) for (i, (part, x)) in
         enumerate(zip(found, inputs))]]
 end
+
+"""These inputs of a rule: transposes of vectors where they were when it was called. A program computed again does not say."""
+with_rows(inputs::Vector{Tensor}, rows::Vector{Bool}) = Tensor[with_row(x, row) for (x, row) in zip(inputs, rows)]
+with_row(x::Tensor, row::Bool) = x.row == row ? x : as_row(IDENTITY(x), row)
 
 as_list(found::Union{Tuple,Vector{Any},Vector{Tensor}}, n::Int) = Any[found...]
 as_list(found::Vector{<:AbstractArray}, n::Int) = Any[found...]
@@ -54,20 +59,22 @@ function own_part(rule::CustomRule, what::String, @nospecialize(part), x::Tensor
 end
 
 function custom_jvp(t, y, inputs, attrs)
-    rule, given = attrs.rule::CustomRule, inputs[2:end]
+    rule = attrs.rule::CustomRule
+    own = with_rows(inputs, attrs.rows)
+    made, given = own[1], own[2:end]
     rule.jvp === nothing && throw(NotDifferentiableError("custom rule \"$(rule.name)\": forward mode was asked for, and it " *
         "has no jvp; give custom_rule(f; jvp=(tangents, y, inputs...) -> the result's tangent)"))
-    tangents = Tuple(moved(t[2:end], given))
+    tangents = Tuple(with_rows(moved(t[2:end], given), attrs.rows[2:end]))
     found = rule.opaque ? opaque(rule, "jvp",
         listed((values...) -> rule.jvp(values[1:length(given)], values[length(given)+1:end]...)),
-        Tensor[tangents..., inputs[1], given...], Kind[(inputs[1].dims, y.eltype)])[1] : rule.jvp(tangents, y, given...)
+        Tensor[tangents..., made, given...], Kind[(made.dims, y.eltype)])[1] : rule.jvp(tangents, with_row(y, made.row), given...)
     return own_part(rule, "tangent", found, y)
 end
 
 # Of its derivatives only the rules know which there are: they may be of elements that the values do not depend on.
 const CUSTOM = Op("custom", infer_same; view=itself, backward=Joint(custom_pullback), jvp=custom_jvp,
     sparsity=(inputs, attrs) -> nothing,
-    simplify=(e, made) -> its_input(e, made), attrs=[:rule], doc="a result with custom derivatives")
+    simplify=(e, made) -> its_input(e, made), attrs=[:rule, :rows], doc="a result with custom derivatives")
 
 """
 Whether derivatives of these nodes, or of a program, come from rules of the user's that hold dual numbers; or tensors,
@@ -111,12 +118,12 @@ end
 
 function (rule::CustomRule)(args...)
     any(x -> x isa Elements, args) && return of_elements(rule, args)
-    inputs = as_tensors(args)
+    inputs = as_rows(args, as_tensors(args))
     plain = is_plain(args)
     y = rule.opaque ? opaque_value(rule, inputs) : value_of(rule, inputs)
     mine = given_arrays(Tensor[y])
-    y.data === nothing || (y = leaf(y.data, y.eltype, y.dims, false, ""))
-    result = apply(CUSTOM, Tensor[y; inputs], attributes(:rule => rule))
+    y.data === nothing || (y = as_row(leaf(y.data, y.eltype, y.dims, false, ""), y.row))
+    result = as_row(apply(CUSTOM, Tensor[y; inputs], attributes(:rule => rule, :rows => Bool[x.row for x in Tensor[y; inputs]])), y.row)
     return plain ? shown(Tensor[result], true, Any[collect(Any, args); mine])[1] : result
 end
 
@@ -125,7 +132,7 @@ function value_of(rule::CustomRule, inputs::Vector{Tensor})
     now = state()
     eager = now.grad_enabled && !now.symbolic && all(x -> x.data !== nothing, inputs)
     eager || return no_grad(() -> as_value(rule, rule.f(inputs...)))
-    constants = Tensor[x.requires_grad ? leaf(x.data, x.eltype, x.dims, false, "") : x for x in inputs]
+    constants = Tensor[x.requires_grad ? as_row(leaf(x.data, x.eltype, x.dims, false, ""), x.row) : x for x in inputs]
     return without_captured(rule, as_value(rule, rule.f(constants...)))
 end
 
@@ -137,7 +144,7 @@ function without_captured(rule::CustomRule, y::Tensor)
     return y
 end
 
-as_value(rule::CustomRule, @nospecialize(y)) = y isa Union{Tensor,Real,AbstractArray{<:Real}} ? as_tensor(y) :
+as_value(rule::CustomRule, @nospecialize(y)) = y isa Union{Tensor,Real,AbstractArray{<:Real}} ? as_row(as_tensor(y), is_row(y)) :
     throw(DTypeError("custom rule \"$(rule.name)\" must return a tensor or an array, got $(typeof(y))"))
 
 # Functions of arrays that the engine does not look into ------------------------------------------------------------------
@@ -148,12 +155,13 @@ struct OpaqueCall
     name::String
     copy_in::Instructions
     arrays::Vector{Any}
+    rows::Vector{Bool}  # which of them are transposes of vectors
     outs::Vector{Memory}
 end
 
 function (c::OpaqueCall)()
     execute!(c.copy_in)
-    for (out, result) in zip(c.outs, c.f(map(unwrapped, c.arrays)...))
+    for (out, result) in zip(c.outs, c.f(map(as_julias, c.arrays, c.rows)...))
         copy_memory!(out, Memory(like_opaque(c.name, result, out.dims, out.eltype)))
     end
     return nothing
@@ -174,7 +182,7 @@ function forward_opaque(p::Instructions, outs::Vector{Memory}, inputs::Vector{Me
     for (copied, m) in zip(copies, inputs)
         emit_copy!(copy_in, copied, m)
     end
-    return emit_call!(p, OpaqueCall(attrs.f, attrs.name, copy_in, Any[m.root for m in copies], outs), 0, [inputs; outs])
+    return emit_call!(p, OpaqueCall(attrs.f, attrs.name, copy_in, Any[m.root for m in copies], attrs.rows, outs), 0, [inputs; outs])
 end
 
 fill_bytes!(called::Called, byte) = poison!(called.run, byte)
@@ -183,14 +191,15 @@ poison!(c::OpaqueCall, byte::Integer) = foreach(a -> fill_bytes!(a, byte), c.arr
 no_second(name) = throw(NotDifferentiableError("custom rule $name: an opaque function of arrays has no second derivative; " *
     "write the rule in ops and leave opaque=false"))
 
-const OPAQUE = Op("opaque", (inputs, attrs) -> attrs.kinds; several=true, forward=forward_opaque, attrs=[:f, :name, :kinds],
+const OPAQUE = Op("opaque", (inputs, attrs) -> attrs.kinds; several=true, forward=forward_opaque, attrs=[:f, :name, :kinds, :rows],
     backward=Joint((cotangents, node, inputs, needs_grad) -> no_second(node.attrs.name)),
     jvp=(t, y, inputs, attrs) -> no_second(attrs.name), doc="a function of arrays, called as it is")
 
 """The results, of these kinds, of a function from arrays to a list of arrays."""
 opaque(rule::CustomRule, which::String, @nospecialize(f), inputs::Vector{Tensor}, kinds::Vector{Kind}) =
     apply_several(OPAQUE, inputs, attributes(:f => f,
-        :name => which == "f" ? "\"$(rule.name)\"" : "\"$(rule.name)\": its $which", :kinds => kinds))
+        :name => which == "f" ? "\"$(rule.name)\"" : "\"$(rule.name)\": its $which", :kinds => kinds,
+        :rows => Bool[x.row for x in inputs]))
 
 """A function of arrays to one array, as one to a list."""
 listed(@nospecialize(f)) = (values...) -> Any[f(values...)]
@@ -198,18 +207,19 @@ listed(@nospecialize(f)) = (values...) -> Any[f(values...)]
 function opaque_value(rule::CustomRule, inputs::Vector{Tensor})
     if any(x -> x.data === nothing, inputs) || state().symbolic
         rule.infer === nothing || return no_grad(() -> opaque(rule, "f", listed(rule.f), inputs, Kind[inferred_by(rule, inputs)])[1])
-        trial = rule.f((unwrapped(fill!(new_array(x.eltype, x.dims), 1)) for x in inputs)...)
+        trial = rule.f((as_julias(fill!(new_array(x.eltype, x.dims), 1), x.row) for x in inputs)...)
     else
-        trial = rule.f((unwrapped(copy(value(x))) for x in inputs)...)
-        return without_captured(rule, as_value(rule, trial isa AbstractArray ? copy(trial) : trial))  # it may return the same memory again and again
+        trial = rule.f((as_julias(copy(value(x)), x.row) for x in inputs)...)
+        y = without_captured(rule, as_value(rule, trial isa AbstractArray ? copy(trial) : trial))  # it may return the same memory again and again
+        return rule.infer === nothing ? y : as_row(y, false)  # of which only the size is known where it is traced
     end
     y = without_captured(rule, as_value(rule, trial))
-    return no_grad(() -> opaque(rule, "f", listed(rule.f), inputs, Kind[(y.dims, y.eltype)])[1])
+    return as_row(no_grad(() -> opaque(rule, "f", listed(rule.f), inputs, Kind[(y.dims, y.eltype)])[1]), y.row)
 end
 
 """What the rule's `infer` says of its result."""
 function inferred_by(rule::CustomRule, inputs::Vector{Tensor})
-    found = rule.infer((symbol(x.eltype, x.dims) for x in inputs)...)
+    found = rule.infer((like(x) for x in inputs)...)
     found isa Tuple{Tuple{Vararg{Integer}},DataType} || throw(ConfigurationError("custom rule \"$(rule.name)\": infer must " *
         "return the result's size and element type, such as (size(x), eltype(x)), got $(repr(found))"))
     return (collect(Int, found[1]), found[2])

@@ -125,7 +125,7 @@ function repeated(loop::Scan, inputs::Vector{Tensor})
     return apply_several(SCAN, inputs, attributes(:loop => records ? keeping(loop) : loop))
 end
 
-like(x::Tensor) = symbol(x.eltype, x.dims, x.name)
+like(x::Tensor) = as_row(symbol(x.eltype, x.dims, x.name), x.row)
 one_step(x::Tensor) = symbol(x.eltype, x.dims[1:end-1])
 zeros_of(x::Tensor) = spread_to(literal(x.eltype, 0), x.dims)
 
@@ -315,7 +315,8 @@ function carried_tensors(name::String, leaves::Vector{Any}, structure::Structure
         (a isa Real && !(a isa Bool)) || has_derivative(a) || throw(NotDifferentiableError("$name: the carry$place is of " *
             "$(a isa Union{Tensor,AbstractArray} ? eltype(a) : typeof(a)); carry arrays of Float32 or Float64"))
     end
-    carries = Tensor[named_operand(() -> as_tensor(a, T), "$name: the carry$place") for (a, place) in zip(leaves, paths(structure))]
+    carries = as_rows(leaves,
+        Tensor[named_operand(() -> as_tensor(a, T), "$name: the carry$place") for (a, place) in zip(leaves, paths(structure))])
     isempty(carries) || check_eltypes("$name: the carry", carries)
     return carries
 end
@@ -377,7 +378,7 @@ along_steps(x::Tensor, first::Int, n::Int) = first == 1 && n == x.dims[end] ? x 
 
 """One step of the loop over segments: a loop itself."""
 function in_segment(body::Body, carry, x, n::Int, segment::Int, cut::Bool)
-    carries = Tensor[cut ? STOP_GRADIENT(c) : c for c in flatten(carry)[1]]
+    carries = Tensor[cut ? as_row(STOP_GRADIENT(c), c.row) : c for c in flatten(carry)[1]]
     final, ys, structure = scanned(body, carries, Tensor[flatten(x)[1]...], n, segment, 0)
     return unflatten(body.carry, final), unflatten(structure, ys)
 end
@@ -405,11 +406,15 @@ function plain_scan(body::Body, carries::Vector{Tensor}, xs::Vector{Tensor}, ste
     !state().symbolic && any(x -> x.data === nothing, outside) && throw(TraceError("scan: the function uses a " *
         "tensor that was kept from an earlier trace; return it from there, or compute it here"))
     found = repeated(Scan(program, n, length(xs), steps, false, false), Tensor[carries; xs; outside])
-    return found[1:n], found[n+1:length(outputs)], structure
+    return as_rows(carries, found[1:n]), found[n+1:length(outputs)], structure
 end
 
 function alike_carry(name::String, @nospecialize(new), carries::Vector{Tensor}, structure::Structure)
     leaves = flatten_as(new, structure, "$name: the carry")
+    for (x, c, place) in zip(leaves, carries, paths(structure))
+        x isa Union{Tensor,AbstractArray} && size(x) == size(c) && is_row(x) != c.row && throw(ShapeError(
+            "$name: the carry$place is $(row_or_matrix(c.row)) and becomes $(row_or_matrix(!c.row)); begin with what the steps return"))
+    end
     return Tensor[as_alike("$name: the carry$place must keep its size and element type", x, c)
                   for (x, c, place) in zip(leaves, carries, paths(structure))]
 end

@@ -364,7 +364,7 @@ function while_loop(cond, body, init; max_steps=nothing)
     holds, nodes = nested_trace(() -> truth_value("while_loop: what cond returns", cond(unflatten(structure, again))))
     test, read = closed_loop(nodes, again, Tensor[holds])
     loop = While(Steps(program, length(carries)), test, max_steps === nothing ? typemax(Int) : Int(max_steps))
-    found = apply_several(WHILE, Tensor[carries; constants; read], attributes(:loop => loop))[1:end-1]
+    found = as_rows(carries, apply_several(WHILE, Tensor[carries; constants; read], attributes(:loop => loop))[1:end-1])
     plain = plain && (!any(x -> x.requires_grad, found) || depends_on_duals(found))
     return unflatten(structure, shown(found, plain, leaves))
 end
