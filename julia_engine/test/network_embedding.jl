@@ -165,6 +165,78 @@ end
     @test occursin("2 axes", message_of(() -> Chain(PermuteDims(2, 1))(zeros(Float32, 3, 4))))
 end
 
+# Looks up vectors by an embedding that it holds.
+struct Words <: NETWORK.Layer
+    held::Vector{Embedding}
+    name::Union{Nothing,String}
+end
+Words(; options...) = Words([Embedding(5 => 2; options...)], "words")
+NETWORK.takes_ids(::Words) = true
+NETWORK.parameters(layer::Words) = NETWORK.parameters(layer.held[1])
+NETWORK.output_size(::Words, input::Vector{Int}) = [2; input]
+NETWORK.forward(layer::Words, x::AD.Tensor, parameters::Dict{String,AD.Tensor}, training::Bool) =
+    NETWORK.forward(layer.held[1], x, parameters, training)
+
+# Looks up vectors that are no parameter.
+struct Fixed{F} <: NETWORK.Layer
+    f::F
+    name::Union{Nothing,String}
+end
+NETWORK.output_size(::Fixed, input::Vector{Int}) = [2; input]
+NETWORK.forward(layer::Fixed, x::AD.Tensor, parameters::Dict{String,AD.Tensor}, training::Bool) = layer.f(x)
+
+# A part of the ids of each sample.
+struct PartOf <: NETWORK.Layer
+    part::UnitRange{Int}
+    name::Union{Nothing,String}
+end
+NETWORK.only_moves(::PartOf) = true
+NETWORK.output_size(layer::PartOf, ::Vector{Int}) = [length(layer.part)]
+NETWORK.forward(layer::PartOf, x::AD.Tensor, ::Dict{String,AD.Tensor}, ::Bool) = x[layer.part, :]
+
+# The same ids go to an embedding of more of them.
+beside(layer) = Graph(Embedding(10 => 2; name="large"), layer, Concat(2; name="both"), Flatten(), Dense(12 => 2);
+    inputs=Dict("words" => ["input"], "both" => ["large", "words"]))
+const FIXED = ones(Float32, 2, 5)
+
+@testset "ids that a layer of the user's looks up are checked before anything is trained: $place" for (place, chain) in (
+        ("held", () -> Chain(Words(), Flatten(), Dense(6 => 2))),
+        ("held, not trained", () -> Chain(Words(; trainable=false), Flatten(), Dense(6 => 2))),
+        ("held, beside another", () -> beside(Words())),
+        ("held, not trained, beside another", () -> beside(Words(; trainable=false))),
+        ("an op", () -> beside(Fixed(x -> embedding(FIXED, x), "words"))),
+        ("columns", () -> beside(Fixed(x -> Constant(FIXED)[:, x], "words"))))
+    for how in (Techniques(), Techniques(replay=false), Techniques(batched=false)), bad in (0, 6, 8)
+        trainer = Trainer(chain(); batch_size=4, threads=1, techniques=how)
+        x, y = [1 + (i + 3k) % 5 for i in 1:3, k in 1:8], repeat([1, 2], 4)
+        train_epoch!(trainer, x, y)
+        before = copy(trainer.vector)
+        x[2, 7] = bad
+        named = bad == 0 && "large" in trainer.chain.ids ? "large" : "words"
+        for f in (() -> train_epoch!(trainer, x, y), () -> evaluate(trainer, x, y), () -> predict(trainer, x))
+            @test occursin("layer \"$named\": token id $bad in sample 7 at position 2", message_of(f))
+        end
+        @test occursin("the model takes token ids", message_of(() -> train_epoch!(trainer, Float32.(x), y)))
+        @test trainer.vector == before
+    end
+end
+
+@testset "each embedding is asked for the ids that it reads, in every part of many samples" begin
+    graph = Graph(PartOf(1:1, "left"), Embedding(10 => 2; name="large"), PartOf(2:3, "right"), Embedding(5 => 2; name="small"),
+        Concat(2; name="both"), Flatten(), Dense(6 => 2); inputs=Dict("right" => ["input"], "both" => ["large", "small"]))
+    trainer = Trainer(graph; batch_size=1500, threads=min(2, Threads.nthreads()))
+    x, y = repeat([10, 1, 5], 1, 3000), repeat([1, 2], 1500)
+    train_epoch!(trainer, x, y)
+    for sample in (1, 999, 1000, 1001, 2500, 3000)
+        bad = copy(x)
+        bad[3, sample] = 6
+        @test occursin("layer \"small\": token id 6 in sample $sample at position 2", message_of(() -> train_epoch!(trainer, bad, y)))
+    end
+    @test occursin("Int64", message_of(() -> train_epoch!(Trainer(Chain(Flatten(), Dense(3 => 2))), x, y)))
+    held = Trainer(Chain(Fixed([Embedding(5 => 2)], "words")))
+    @test occursin("has a method of NETWORK.takes_ids", message_of(() -> train_epoch!(held, x, y)))
+end
+
 # Normalisation ----------------------------------------------------------------------------------------------------------
 
 average(x, axes) = sum(x; dims=axes) ./ prod(size(x)[collect(axes)])

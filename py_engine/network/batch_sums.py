@@ -28,7 +28,7 @@ from py_engine.ad.tensor import Array, Tensor
 from py_engine.ad.transforms import vjp
 from py_engine.errors import NotDifferentiableError, ShapeError
 from py_engine.network.chain import Chain
-from py_engine.network.layers import Dropout, Layer, held_layers
+from py_engine.network.layers import Layer, held_layers, tracing_aside
 
 
 class BatchSums:
@@ -264,22 +264,14 @@ def _traced_alone(
         y, pullback = vjp(forward, *floats)
         return [y, *pullback(seed)]
 
-    dropouts = held_layers({name: layer}, Dropout).values()
-    before = [(dropout, dropout.calls, dropout.traced) for dropout in dropouts]
     sums = BatchSums(1, samples).tracing(0, samples) if training and chain.couples_batch else nullcontext()
-    try:
-        for dropout in dropouts:
-            dropout.traced = None
-        with sums, collecting("updates"), entering(grad_enabled=True):
-            if training and floats:
-                try:
-                    return trace(with_gradient, [*inputs, seed])
-                except NotDifferentiableError:
-                    pass  # it is not differentiated by its samples
-            return trace(lambda *_: [forward(*floats)], [*inputs, seed])
-    finally:
-        for dropout, calls, copies in before:
-            dropout.calls, dropout.traced = calls, copies
+    with sums, tracing_aside({name: layer}), collecting("updates"), entering(grad_enabled=True):
+        if training and floats:
+            try:
+                return trace(with_gradient, [*inputs, seed])
+            except NotDifferentiableError:
+                pass  # it is not differentiated by its samples
+        return trace(lambda *_: [forward(*floats)], [*inputs, seed])
 
 
 def _computed(program: Program, inputs: Sequence[Array]) -> list[Array] | None:
@@ -299,6 +291,8 @@ def _computed(program: Program, inputs: Sequence[Array]) -> list[Array] | None:
 
 def _differ(y: Array, z: Array) -> bool:
     """Whether they differ by more than rounding, or nothing in them is a number."""
+    if y.dtype.kind != "f":
+        return not np.array_equal(y, z)
     finite = np.isfinite(y)
     if y.size and not finite.any():
         return True

@@ -8,14 +8,15 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from py_engine.ad.op import as_tensor
+from py_engine.ad.op import Equation, as_tensor
 from py_engine.ad.ops.arguments import is_whole
-from py_engine.ad.state import restoring, scope
+from py_engine.ad.ops.indexing import CHECK_IDS
+from py_engine.ad.program import Program, trace
+from py_engine.ad.state import collecting, restoring, scope
 from py_engine.ad.tensor import Operand, Tensor
 from py_engine.errors import ConfigurationError, ShapeError
-from py_engine.network.embedding import Embedding
 from py_engine.network.initialisers import ParameterSpec, initialise, stream
-from py_engine.network.layers import Dropout, Layer, held_layers
+from py_engine.network.layers import Dropout, Layer, held_layers, tracing_aside
 from py_engine.network.parameters import Parameters
 
 Shape = tuple[int, ...]
@@ -104,9 +105,9 @@ class Chain:
 
     @property
     def takes_ids(self) -> str | None:
-        """The id of the embedding that the samples go to, which makes them token ids, or None for numbers."""
+        """The id of the layer that takes ids to which the samples go, which makes them ids, or None for numbers."""
         for name, layer in self.layers.items():
-            if isinstance(layer, Embedding):
+            if layer.takes_ids:
                 return name
             if not layer.only_moves:
                 break
@@ -125,6 +126,37 @@ class Chain:
     def _held(self) -> dict[str, Layer]:
         """The layers, and those that they hold."""
         return held_layers(self.layers, Layer)  # type: ignore[type-abstract]  # none is made
+
+    @restoring
+    def lookups(self, samples: int, input_shape: Shape, training: bool) -> tuple[Program, list[tuple[int, str]]]:
+        """What is looked up of token ids: a program from ids (samples, *input_shape), and a vocabulary for each result.
+
+        Not among it are ids that are looked up inside a loop, or computed from numbers. The program's own checks are of
+        indices.
+
+        Returns:
+            The program, and for each of its results how many ids there may be and the name of the layer that reads it.
+        """
+        ids = Tensor.symbol((samples, *input_shape), np.int64)
+        with tracing_aside(self.layers), collecting("updates"):
+            program = trace(lambda x: [self(x, training)], [ids])
+        known, steps = {id(ids)}, []
+        read: list[Tensor] = []
+        rules: list[tuple[int, str]] = []
+        for step in program.equations:
+            check = None if step.op.checks is None else step.op.checks(*step.inputs, **step.attrs)
+            if check is not None and not known.isdisjoint(map(id, check[1])) and _are_known(check[1], known):
+                op, inputs, attrs = check
+                if op is CHECK_IDS:
+                    read.append(inputs[0])
+                    rules.append((attrs["vocabulary"], step.scope))
+                else:
+                    steps.append(Equation.of(op, inputs, attrs, step.scope))
+            are_ids = all(y.dtype.kind in "iub" for y in step.outputs) and not step.op.random
+            if are_ids and _are_known(step.inputs, known):
+                steps.append(step)
+                known.update(map(id, step.outputs))
+        return Program((ids,), tuple(steps), tuple(read)), rules
 
     # Editing ----------------------------------------------------------------------------------------------
 
@@ -204,6 +236,11 @@ class Chain:
         for name, dropout in held_layers(layers, Dropout).items():
             dropout.place = name.partition(".")[2] or dropout.place
         self.layers, self.parameters = layers, parameters
+
+
+def _are_known(inputs: Sequence[Tensor], known: set[int]) -> bool:
+    """Whether these are among the known, or constants."""
+    return all(id(x) in known or x.data is not None for x in inputs)
 
 
 def _new_id(layer: Layer, taken: Mapping[str, Layer]) -> str:

@@ -15,7 +15,8 @@ from py_engine.network.layers import Layer, Shape, Tensors
 class Embedding(Layer, op="embedding"):
     """A vector for every token id: (...) of integers from 0 to vocabulary - 1 becomes (..., dimension).
 
-    Parameter: `weight` (vocabulary, dimension).
+    Parameter: `weight` (vocabulary, dimension). A layer of your own that holds one, and hands it its samples, says
+    ``takes_ids = True``.
 
     Args:
         vocabulary: number of ids.
@@ -25,6 +26,8 @@ class Embedding(Layer, op="embedding"):
         weight_init: initial values.
         name: the layer's id in a chain.
     """
+
+    takes_ids = True
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.tensor import Tensor
 from py_engine.errors import ConfigurationError
 from py_engine.network.chain import Chain
-from py_engine.network.embedding import Embedding
 from py_engine.network.layers import Layer, Shape, Tensors
 
 V = TypeVar("V")
@@ -95,12 +94,12 @@ class Graph(Chain):
 
     @property
     def takes_ids(self) -> str | None:
-        """The id of the first embedding that the samples go to, which makes them token ids, or None for numbers."""
+        """The id of the first layer that takes ids and reads the samples, which makes them ids, or None for numbers."""
         holds = {INPUT}
         for name, layer, read in self._reading():
             if holds.isdisjoint(read):
                 continue
-            if isinstance(layer, Embedding):
+            if layer.takes_ids:
                 return name
             if not layer.only_moves:
                 return None

@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -67,6 +68,9 @@ class Layer(ABC):
 
     only_moves: ClassVar[bool] = False
     """Whether it only rearranges elements, and so takes token ids as well as numbers."""
+
+    takes_ids: ClassVar[bool] = False
+    """Whether its samples are token ids, which it looks up: a layer that hands them to an `Embedding` says so."""
 
     def __init_subclass__(cls, op: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -485,6 +489,19 @@ class Dropout(Layer, op="dropout"):
         """The stream of this number of the layer in this place of a chain."""
         where = f"{scope}.{self.place}" if self.place else scope
         return stream(self.seed, f"{where}/{number}{f'/{self.rank}' if self.rank else ''}")
+
+
+@contextmanager
+def tracing_aside(layers: Mapping[str, Layer]) -> Iterator[None]:
+    """Trace layers inside for other reasons than to train: the streams of their dropout layers stay as they are."""
+    before = [(dropout, dropout.calls, dropout.traced) for dropout in held_layers(layers, Dropout).values()]
+    try:
+        for dropout, *_ in before:
+            dropout.traced = None
+        yield
+    finally:
+        for dropout, calls, copies in before:
+            dropout.calls, dropout.traced = calls, copies
 
 
 def settings_of(layer: Layer) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from py_engine.ad.memory import segments
 from py_engine.ad.mutation import checksum
 from py_engine.ad.ops.arguments import is_whole
 from py_engine.ad.ops.indexing import check_ids
-from py_engine.ad.program import trace
+from py_engine.ad.program import Program, trace
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Array, Tensor
 from py_engine.errors import ConfigurationError, DTypeError, LabelError, NonFiniteError, ParameterError, ShapeError
@@ -172,7 +172,9 @@ class Trainer:
                     )
         self._gradient = self.parameters.zeros_like()
         self._total = self.parameters.zeros_like() if accumulate > 1 else self._gradient
-        self._checked: Callable[[], object] = lambda: None  # the token ids that were checked last
+        # The token ids that were checked last, for training or not, and what is looked up of them.
+        self._checked: dict[bool, Callable[[], object]] = {}
+        self._lookups: dict[Any, tuple[Program, list[tuple[int, str]]]] = {}
         self._pending = 0
         self._steps: dict[Any, Step] = {}
         self._lazy: LazyUpdates | None = None
@@ -234,7 +236,7 @@ class Trainer:
                 that first produced it. The parameters are those before that step.
         """
         self._check_optimizer()
-        x, y = self._data(x, y)
+        x, y = self._data(x, y, training=True)
         rows = self._rows(order, len(x))
         weights = None
         if self.parallel is not None:
@@ -291,7 +293,7 @@ class Trainer:
         Raises:
             ShapeError, LabelError: the data does not suit the model.
         """
-        x, y = self._data(x, y)
+        x, y = self._data(x, y, training=True)
         step = self._step(len(x), x, y)
         with self._using(step):
             loss = self._run(step, x, y, np.arange(len(x)))
@@ -477,7 +479,11 @@ class Trainer:
         """The name of the embedding matrix whose rows may be updated lazily in steps of `samples` samples, or None."""
         how, layout = self.techniques, self.parameters.layout
         name = f"{self.chain.takes_ids}.weight"
-        if name not in layout.shapes or not self.optimizer.allows_lazy_updates or self.parameters.dtype != np.float32:
+        if (
+            len(layout.shapes.get(name, ())) != 2
+            or not self.optimizer.allows_lazy_updates
+            or self.parameters.dtype != np.float32
+        ):
             return None
         vocabulary, dimension = layout.shapes[name]
         few = samples * math.prod(x.shape[1:]) <= LOOKED_UP * vocabulary and vocabulary * dimension >= SPLIT_FROM
@@ -818,7 +824,7 @@ class Trainer:
 
     # Checks, before anything is computed ------------------------------------------------------------------
 
-    def _samples(self, x: ArrayLike) -> Array:
+    def _samples(self, x: ArrayLike, training: bool = False) -> Array:
         if self.chain.parameters is not self.parameters:
             raise ConfigurationError("the chain's layers were changed after this trainer was made; make a new trainer")
         for layer, (now, made) in self._settings.items():
@@ -836,9 +842,13 @@ class Trainer:
                 "convert them, for example x.astype(np.int64)"
             )
         if embedding is None and array.dtype != self.parameters.dtype:
+            held = held_layers(self.chain.layers, Embedding) if array.dtype.kind in "iu" else {}
+            advice = (
+                f"; {next(iter(held))!r} gets them if the layer that holds it says takes_ids = True" if held else ""
+            )
             raise DTypeError(
                 f"the model is of {self.parameters.dtype}, the samples of {array.dtype}; convert one of them, "
-                f"for example x.astype(np.{self.parameters.dtype})"
+                f"for example x.astype(np.{self.parameters.dtype}){advice}"
             )
         if not array.shape:
             raise ShapeError("samples (N, ...) are needed, got a scalar")
@@ -846,15 +856,33 @@ class Trainer:
         if embedding is None:
             return np.ascontiguousarray(array)
         ids = np.ascontiguousarray(array, np.int64)
-        if self._checked() is not ids:  # once for each array: that no replay reads elsewhere does not depend on it
-            readers = [(e.vocabulary, name) for name, e in self.chain.layers.items() if isinstance(e, Embedding)]
-            vocabulary, name = min(readers)  # in a graph several may read the samples
-            check_ids(ids, vocabulary, f"layer {name!r}")
-            self._checked = weakref.ref(ids)
+        # Once for each array: that no replay reads elsewhere does not depend on it.
+        if training not in self._checked or self._checked[training]() is not ids:
+            self._check_ids(ids, training)
+            self._checked[training] = weakref.ref(ids)
         return ids
 
-    def _data(self, x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-        samples = self._samples(x)
+    def _check_ids(self, ids: Array, training: bool) -> None:
+        """Raise `ShapeError` where a layer would look up an id that is none of its vocabulary."""
+        count = min(len(ids), EVALUATION_BATCH)
+        if not count:
+            return
+        key = (count, *ids.shape[1:], training)
+        if key not in self._lookups:
+            if len(self._lookups) >= MOST_FORWARDS:
+                self._lookups.clear()
+            self._lookups[key] = self.chain.lookups(count, ids.shape[1:], training)
+        program, rules = self._lookups[key]
+        for start in range(0, len(ids), count):
+            first = min(start, len(ids) - count)
+            read = program([Tensor(ids[first : first + count])])
+            for looked_up, (vocabulary, layer) in zip(read, rules, strict=True):
+                rows = looked_up.numpy()
+                rows = rows if len(rows) == count or rows.size % count else rows.reshape(count, -1)
+                check_ids(rows, vocabulary, f"layer {layer!r}" if layer else "embedding", first)
+
+    def _data(self, x: ArrayLike, y: ArrayLike, training: bool = False) -> tuple[Array, Array]:
+        samples = self._samples(x, training)
         if not len(samples):
             raise ShapeError("there are no samples")
         count = len(np.atleast_1d(np.asarray(y)))

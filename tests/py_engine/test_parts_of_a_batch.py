@@ -12,7 +12,7 @@ from py_engine.ad import ops
 from py_engine.ad.op import Op
 from py_engine.ad.techniques import Techniques
 from py_engine.ad.tensor import Tensor
-from py_engine.errors import ConfigurationError, ShapeError, TraceError
+from py_engine.errors import ConfigurationError, DTypeError, ShapeError, TraceError
 from py_engine.network import (
     SGD,
     BatchNorm,
@@ -528,3 +528,153 @@ def test_ids_that_the_smaller_of_two_embeddings_lacks_are_found_before_anything_
     ):
         trainer.train_epoch(x, np.arange(8) % 2)
     np.testing.assert_array_equal(graph.parameters.vector, before)
+
+
+class Words(Layer):
+    """Looks up vectors by an embedding that it holds, at some depth."""
+
+    takes_ids = True
+
+    def __init__(self, vocabulary=5, trainable=True, name=None):
+        super().__init__(name)
+        self.held = {"embeddings": [Embedding(vocabulary, 2, trainable=trainable)]}
+
+    def parameters(self):
+        return self.held["embeddings"][0].parameters()
+
+    def output_shape(self, input_shape):
+        return (*input_shape, 2)
+
+    def forward(self, x, parameters, training):
+        return self.held["embeddings"][0](x, parameters, training)
+
+
+class Fixed(Words):
+    """Looks up vectors of its own, which are no parameter, by an op."""
+
+    def __init__(self, look_up, name=None):
+        super().__init__(name=name)
+        self.vectors = np.ones((5, 2), np.float32)
+        self.look_up = look_up
+
+    def parameters(self):
+        return {}
+
+    def forward(self, x, parameters, training):
+        return self.look_up(self.vectors, x)
+
+
+class Part(Layer):
+    """A part of the ids of each sample."""
+
+    only_moves = True
+
+    def __init__(self, start, stop, name=None):
+        super().__init__(name)
+        self.start, self.stop = start, stop
+
+    def output_shape(self, input_shape):
+        return (self.stop - self.start,)
+
+    def forward(self, x, parameters, training):
+        return x[:, self.start : self.stop]
+
+
+def beside(layer):
+    """A graph in which a layer reads the same ids as an embedding of more of them."""
+    inputs = {"words": ["input"], "both": ["large", "words"]}
+    return Graph(Embedding(10, 2, name="large"), layer, Concat(1, name="both"), Flatten(), Dense(12, 2), inputs=inputs)
+
+
+LOOKUPS = {
+    "held": lambda: Chain(Words(name="words"), Flatten(), Dense(6, 2)),
+    "held, not trained": lambda: Chain(Words(trainable=False, name="words"), Flatten(), Dense(6, 2)),
+    "held, beside another": lambda: beside(Words(name="words")),
+    "held, not trained, beside another": lambda: beside(Words(trainable=False, name="words")),
+    "an op": lambda: beside(Fixed(lambda vectors, x: ops.embedding(vectors, x, -1), name="words")),
+    "flat ids": lambda: beside(
+        Fixed(lambda v, x: ops.reshape(ops.embedding(v, ops.reshape(x, (-1,)), -1), (*x.shape, 2)), name="words")
+    ),
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+@pytest.mark.parametrize("bad", [-1, 5, 7])
+@pytest.mark.parametrize("how", [Techniques(), Techniques(replay=False), Techniques(batched=False)])
+def test_ids_that_a_layer_of_a_users_own_looks_up_are_checked_before_anything_is_trained(lookup, bad, how):
+    chain = LOOKUPS[lookup]()
+    x = np.arange(24).reshape(8, 3) % 5
+    with closing(Trainer(chain, batch_size=4, threads=1, techniques=how)) as trainer:
+        trainer.train_epoch(x, np.arange(8) % 2)
+        before = chain.parameters.vector.copy()
+        x = x.copy()
+        x[7, 1] = bad
+        layer = "large" if bad < 0 and "large" in chain.layers else "words"
+        for use in (trainer.train_epoch, trainer.evaluate):
+            with pytest.raises(ShapeError, match=f"layer '{layer}': token id {bad} in row 7 at position 1"):
+                use(x, np.arange(8) % 2)
+        with pytest.raises(DTypeError, match="looks up integer token ids, the samples are of float64"):
+            trainer.train_epoch(x.astype(float), np.arange(8) % 2)
+    np.testing.assert_array_equal(chain.parameters.vector, before)
+
+
+def test_indices_of_an_array_are_checked_before_anything_is_trained():
+    chain = beside(Fixed(lambda vectors, x: Tensor(vectors)[x], name="words"))
+    x = np.zeros((8, 3), np.int64)
+    x[7, 1] = 7
+    before = chain.parameters.vector.copy()
+    with closing(Trainer(chain, batch_size=4, threads=1)) as trainer, pytest.raises(ShapeError, match="index 7"):
+        trainer.train_epoch(x, np.arange(8) % 2)
+    np.testing.assert_array_equal(chain.parameters.vector, before)
+
+
+def test_each_embedding_is_asked_for_the_ids_that_it_reads():
+    graph = Graph(
+        *(Part(0, 1, name="left"), Embedding(10, 2, name="large")),
+        *(Part(1, 3, name="right"), Embedding(5, 2, name="small")),
+        *(Concat(0, name="both"), Flatten(), Dense(6, 2)),
+        inputs={"right": ["input"], "both": ["large", "small"]},
+    )
+    x = np.array([[9, 1, 2], [7, 3, 4]] * 4)
+    with closing(Trainer(graph, batch_size=4, threads=1)) as trainer:
+        trainer.train_epoch(x, np.arange(8) % 2)
+        x = x.copy()
+        x[5, 2] = 9
+        with pytest.raises(ShapeError, match="layer 'small': token id 9 in row 5 at position 1"):
+            trainer.train_epoch(x, np.arange(8) % 2)
+
+
+def test_ids_are_checked_in_every_part_of_many_samples(monkeypatch):
+    monkeypatch.setattr(trainer_module, "EVALUATION_BATCH", 3)
+    for row in range(8):
+        x = np.zeros((8, 3), np.int64)
+        x[row, 2] = 5
+        with (
+            closing(Trainer(Chain(Words(), Flatten(), Dense(6, 2)), threads=1)) as trainer,
+            pytest.raises(ShapeError, match=f"layer 'words': token id 5 in row {row} at position 2"),
+        ):
+            trainer.predict(x)
+
+
+def test_a_layer_that_does_not_say_that_it_takes_ids_is_told_to():
+    class Silent(Words):
+        takes_ids = False
+
+    with (
+        closing(Trainer(Chain(Silent(name="words"), Flatten(), Dense(6, 2)), threads=1)) as trainer,
+        pytest.raises(DTypeError, match=r"'words\.held\.embeddings\.0' gets them if .* says takes_ids = True"),
+    ):
+        trainer.train_epoch(np.zeros((8, 3), np.int64), np.arange(8) % 2)
+
+
+def test_a_batch_of_ids_is_split_and_stays_whole_where_a_layer_couples_it():
+    class Coupled(Words):
+        def forward(self, x, parameters, training):
+            found = super().forward(x, parameters, training)
+            return found - ops.mean(found, 0)
+
+    for layer, said in ((Words(), "split over 2 threads"), (Coupled(), "")):
+        chain = Chain(layer, Flatten(), Dense(6, 2))
+        with closing(Trainer(chain, batch_size=8, threads=2, techniques=SPLIT)) as trainer:
+            trainer.train_epoch(np.arange(24).reshape(8, 3) % 5, np.arange(8) % 2)
+            assert trainer.threads_in_step().startswith(said or ("one", "2 threads", "products"))

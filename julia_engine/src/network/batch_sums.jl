@@ -103,10 +103,11 @@ The engine's own layers are known; each other one, and each that holds one, is t
 function coupling_layer(chain, input::Vector{Int}, samples::Int, training::Bool)
     own = Set{String}(id for (id, layer) in zip(chain.ids, chain.layers) if is_users_own(layer))
     (isempty(own) || samples < 2) && return nothing
-    found = Ref{Union{Nothing,String}}(nothing)
-    through(chain, (input, takes_ids(chain))) do id, layer, given
+    found, ids = Ref{Union{Nothing,String}}(nothing), takes_ids(chain)
+    vocabulary = ids ? minimum(Int[typemax(Int); first.(lookups(chain, input, samples, training)[2])]) : 0
+    through(chain, (input, ids)) do id, layer, given
         size = output_size(layer, merged_size(layer, Vector{Int}[dims for (dims, _) in given]))
-        found[] === nothing && id in own && couples(chain, id, layer, given, size, samples, training) && (found[] = id)
+        found[] === nothing && id in own && couples(chain, id, layer, given, size, samples, training, vocabulary) && (found[] = id)
         return (size, only_moves(layer) && all(last, given))
     end
     return found[]
@@ -116,7 +117,7 @@ is_users_own(layer::Layer) = any(pair -> parentmodule(typeof(pair.second)) !== (
 
 """Whether samples affect each other in this layer, whose inputs have these sizes and are ids or not."""
 function couples(chain, id::String, layer::Layer, given::Vector{Tuple{Vector{Int},Bool}}, size::Vector{Int}, samples::Int,
-        training::Bool)
+        training::Bool, vocabulary::Int)
     program = traced_alone(chain, id, layer, given, size, samples, training)
     sums = AD.Equation[e for e in program.equations if e.op === SUM_OF_PARTS]
     program = AD.prune(AD.Program(Tensor[program.inputs; Tensor[AD.output(e) for e in sums]],
@@ -125,7 +126,7 @@ function couples(chain, id::String, layer::Layer, given::Vector{Tuple{Vector{Int
     fixed = Array[fill!(AD.new_array(AD.output(e).eltype, AD.output(e).dims), samples) for e in sums]
     stay = [first ? (1:samples) .<= samples ÷ 2 : isodd.(1:samples) for first in (true, false)]
     for (low, high) in ((-3.0, 3.0), (0.1, 0.9))  # the second for layers that take positive numbers or shares alone
-        one, other = [Array[drawn(random, x, low, high, vocabulary(chain)) for x in wanted] for _ in 1:2]
+        one, other = [Array[drawn(random, x, low, high, vocabulary) for x in wanted] for _ in 1:2]
         expected = computed(program, Array[one; fixed])
         for stays in (stay[1], .!stay[1], stay[2], .!stay[2])
             mixed = Array[copy(b) for b in other]
@@ -164,26 +165,18 @@ function traced_alone(chain, id::String, layer::Layer, given::Vector{Tuple{Vecto
         y, pull = AD.vjp(made, floats...)
         return Tensor[y, pull(seed)...]
     end
-    dropouts = Dropout[found for (_, found) in held_layers(Layer[layer], Dropout)]
-    before = Tuple{Int,Int}[(dropout.calls, length(dropout.traced)) for dropout in dropouts]
-    sums = training && couples_batch(chain) ? BatchSums(1, samples) : nothing
-    return tracing_part(sums, 1, samples) do
-        try
-            if training && !isempty(floats)
-                try
-                    return AD.trace(with_gradient, Tensor[inputs; seed])
-                catch error
-                    error isa AD.NotDifferentiableError || rethrow()
-                end
-            end
-            return AD.trace((_...) -> Tensor[made(floats...)], Tensor[inputs; seed])
-        finally
-            for (dropout, (calls, copies)) in zip(dropouts, before)
-                dropout.calls = calls
-                resize!(dropout.traced, copies)
+    function trace_it()
+        if training && !isempty(floats)
+            try
+                return AD.trace(with_gradient, Tensor[inputs; seed])
+            catch error
+                error isa AD.NotDifferentiableError || rethrow()
             end
         end
+        return AD.trace((_...) -> Tensor[made(floats...)], Tensor[inputs; seed])
     end
+    sums = training && couples_batch(chain) ? BatchSums(1, samples) : nothing
+    return tracing_part(() -> tracing_aside(trace_it, Layer[layer]), sums, 1, samples)
 end
 
 """What a program gives, with the random numbers that it would draw next; nothing if it cannot be computed."""
@@ -203,7 +196,7 @@ end
 function differ(y::Array, z::Array, stays::AbstractVector{Bool})
     ndims(y) > 0 && size(y) == size(z) && size(y)[end] == length(stays) || return true
     a, b = vec(collect(selectdim(y, ndims(y), stays))), vec(collect(selectdim(z, ndims(z), stays)))
-    isempty(a) && return false
+    (isempty(a) || eltype(a) === Int64) && return a != b
     finite = isfinite.(a)
     any(finite) && finite == isfinite.(b) || return true
     near = 100 * eps(eltype(a)) * maximum(abs, a[finite])

@@ -129,12 +129,12 @@ couples_batch(chain::Chain) = any(found -> couples_batch(found.second), held_lay
 splits(chain::Chain) = all(found -> !couples_batch(found.second) || sums_over_batch(found.second),
     held_layers(chain.layers, Layer))
 
-"""Whether the samples are Int64 token ids: the first layer that looks at values is an [`Embedding`](@ref)."""
+"""Whether the samples are Int64 token ids: the first layer that looks at values is an [`Embedding`](@ref), or says so."""
 function takes_ids(chain::Chain)
     holds, before = Set([INPUT]), INPUT
     for (id, layer) in zip(chain.ids, chain.layers)
         reads_ids = any(in(holds), get(chain.inputs, id, [before]))
-        reads_ids && !only_moves(layer) && return layer isa Embedding
+        reads_ids && !only_moves(layer) && return takes_ids(layer)
         reads_ids && push!(holds, id)
         before = id
     end
@@ -148,6 +148,29 @@ function vocabulary(chain::Chain)
         layer isa Embedding && (least = min(least, layer.vocabulary))
     end
     return least
+end
+
+"""
+    lookups(chain, input, samples, training)
+
+What is looked up of token ids (input..., samples): a program from these, and for each of its results how many ids there may be and
+the id of the layer that reads it. Not among it are ids that are looked up inside a loop, or computed from numbers.
+"""
+function lookups(chain::Chain, input::Vector{Int}, samples::Int, training::Bool)
+    ids = AD.symbol(Int64, Int[input; samples])
+    program = tracing_aside(() -> AD.trace(x -> Tensor[applied(chain, chain.parameters.tensors, x, training)], Tensor[ids]), chain.layers)
+    known, steps, read, rules = Set{Tensor}([ids]), AD.Equation[], Tensor[], Tuple{Int,String}[]
+    for e in program.equations
+        if (e.op === AD.EMBEDDING || e.op === AD.GATHER) && e.inputs[2] in known
+            push!(read, e.inputs[2])
+            push!(rules, (e.inputs[1].dims[e.op === AD.EMBEDDING ? 2 : e.attrs.axis], e.scope))
+        end
+        if !e.op.random && all(y -> y.eltype === Int64, e.outputs) && all(x -> x in known || x.data !== nothing, e.inputs)
+            push!(steps, e)
+            union!(known, e.outputs)
+        end
+    end
+    return AD.Program(Tensor[ids], steps, read), rules
 end
 
 """

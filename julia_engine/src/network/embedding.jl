@@ -8,7 +8,8 @@ A vector for each token id: ids (...), `Int64` from 1 to `vocabulary`, to (dimen
 The first layer of a chain whose samples are ids; only `Reshape`, `Flatten` and `PermuteDims` may come before it. The
 vector of the id `padding_index` gets no gradient. With `trainable=false` none does: the vectors stay as they are given.
 
-Parameter: `weight` (dimension, vocabulary).
+Parameter: `weight` (dimension, vocabulary). A layer of your own that holds one, and hands it its samples, has a method
+`NETWORK.takes_ids(::YourLayer) = true`.
 """
 struct Embedding <: Layer
     vocabulary::Int
@@ -34,6 +35,7 @@ end
 parameters(layer::Embedding) = ["weight" => ParameterSpec([layer.dimension, layer.vocabulary], layer.weight_init,
     layer.vocabulary, layer.dimension, layer.trainable)]
 
+takes_ids(::Embedding) = true
 output_size(layer::Embedding, input::Vector{Int}) = Int[layer.dimension; input]
 
 function forward(layer::Embedding, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)

@@ -89,6 +89,13 @@ Whether it only rearranges elements, and so takes token ids as well as numbers.
 """
 only_moves(layer::Layer) = false
 
+"""
+    takes_ids(layer)
+
+Whether its samples are `Int64` token ids, which it looks up. A layer of your own that hands them to an [`Embedding`](@ref) says so.
+"""
+takes_ids(layer::Layer) = false
+
 layer_name(@nospecialize(layer::Layer)) = isdefined(layer, :name) ? getfield(layer, :name) : nothing
 kind(layer::Layer) = String(nameof(typeof(layer)))
 
@@ -492,6 +499,20 @@ function find_layers!(found::Vector{Pair{String,Layer}}, seen::Base.IdSet{Any}, 
         end
     end
     return nothing
+end
+
+"""Run `f()`, which traces layers for other reasons than to train: the streams of their dropout layers stay as they are."""
+function tracing_aside(@nospecialize(f), layers::Vector{Layer})
+    dropouts = Dropout[found for (_, found) in held_layers(layers, Dropout)]
+    before = Tuple{Int,Int}[(dropout.calls, length(dropout.traced)) for dropout in dropouts]
+    try
+        return f()
+    finally
+        for (dropout, (calls, copies)) in zip(dropouts, before)
+            dropout.calls = calls
+            resize!(dropout.traced, copies)
+        end
+    end
 end
 
 within(place::String, @nospecialize(name)) = isempty(place) ? string(name) : "$place.$name"

@@ -65,6 +65,7 @@ mutable struct Trainer{T,O<:Optimizer}
     whole::Dict{Bool,Bool}  # whether forward passes, with the loss or without, need all samples at once
     partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
     ids::Bool  # samples are token ids
+    own_ids::Bool  # and layers of the user's may look them up
     sparse::Bool  # the plans keep columns' gradients apart
     blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
     update_seconds::Float64  # the least of an update since a plan was made
@@ -109,7 +110,7 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
         Dict{Tuple{Int,Int},Vector{Shard{T}}}(), Dict{Tuple{Int,Int},Trials}(), nothing,
         DropoutStreams(dropouts(chain), communicator === nothing ? 0 : communicator.rank),
         Dict{Tuple{Int,Bool},Tape}(), Dict{Bool,Bool}(),
-        zeros(8 * (threads + 1)), takes_ids(chain), false,
+        zeros(8 * (threads + 1)), takes_ids(chain), takes_ids(chain) && any(is_users_own, chain.layers), false,
         [T[] for _ in 1:threads], Inf, communicator, couples_batch(chain) || couples_batch(loss), splits(chain))
 end
 
@@ -169,7 +170,7 @@ nothing is allocated.
 """
 function train_epoch!(trainer::Trainer, x::AbstractArray, y::AbstractArray, order::AbstractVector{<:Integer},
         losses::Vector{Float64}, rates::Union{Nothing,Vector{Float64}}=nothing)
-    samples = checked_samples!(trainer, x)
+    samples = checked_samples!(trainer, x, true)
     targets = checked_targets(trainer, y, size(x)[end])
     rows = checked_order(order, size(x)[end])
     length(losses) == cld(length(rows), trainer.batch_size) || throw(ShapeError(
@@ -231,7 +232,7 @@ The training loss of one batch and its gradient by each trained parameter, a dic
 (..., N), `y` as in [`train_epoch!`](@ref). Throws a `ShapeError` or `LabelError` for data that does not suit the model.
 """
 function loss_and_gradients(trainer::Trainer, x::AbstractArray, y::AbstractArray)
-    samples = checked_samples!(trainer, x)
+    samples = checked_samples!(trainer, x, true)
     targets = checked_targets(trainer, y, size(x)[end])
     rows = collect(Int64, 1:size(x)[end])
     loss = GC.@preserve samples targets rows loss_and_gradient!(
@@ -1212,15 +1213,36 @@ end
 same_size(x::AbstractArray, dims::Vector{Int}) =
     ndims(x) == length(dims) + 1 && all(ntuple(d -> d == ndims(x) || size(x, d) == dims[d], Val(ndims(x))))
 
-function checked_samples!(trainer::Trainer{T}, x::AbstractArray) where {T}
-    trainer.ids || eltype(x) === T || throw(DTypeError(
-        "the model is of $T, the samples of $(eltype(x)); convert one of them, for example $T.(x)"))
-    trainer.ids && (eltype(x) !== Int64 || count_outside(x, 1, vocabulary(trainer.chain)) > 0) && throw_ids(trainer, x)
+function checked_samples!(trainer::Trainer{T}, x::AbstractArray, training::Bool=false) where {T}
+    trainer.ids || eltype(x) === T || throw_numbers(trainer, x)
+    trainer.ids && (eltype(x) !== Int64 || !trainer.own_ids && count_outside(x, 1, vocabulary(trainer.chain)) > 0) && throw_ids(trainer, x)
     ndims(x) > 0 && size(x)[end] > 0 || throw(ShapeError("there are no samples in an array of size $(size(x))"))
     trainer.chain.parameters === trainer.parameters || throw(ConfigurationError(
         "the chain's layers were changed after this trainer was made; make a new trainer"))
     same_size(x, trainer.input) && !isempty(trainer.output) || suit!(trainer, collect(Int, size(x)[1:end-1]))
+    trainer.own_ids && AD.apart(check_lookups, trainer, x, training)
     return x isa Array ? x : Array(x)
+end
+
+"""Throw a `ShapeError` where a layer would look up an id that is none of its vocabulary."""
+function check_lookups(trainer::Trainer, x::AbstractArray, training::Bool)
+    n = size(x)[end]
+    count = min(n, EVALUATION_BATCH)
+    program, rules = lookups(trainer.chain, trainer.input, count, training)
+    for start in 1:count:n
+        first = min(start, n - count + 1)
+        read = AD.applied(program, Tensor[AD.index_tensor(collect(selectdim(x, ndims(x), first:first+count-1)))])[1]
+        for (ids, (vocabulary, layer)) in zip(read, rules)
+            AD.check_ids(AD.value(ids), vocabulary, 1, isempty(layer) ? "" : "layer \"$layer\": ", first - 1)
+        end
+    end
+    return nothing
+end
+
+function throw_numbers(trainer::Trainer{T}, x::AbstractArray) where {T}
+    held = eltype(x) <: Integer ? held_layers(trainer.chain.layers, Embedding) : Pair{String,Layer}[]
+    throw(DTypeError("the model is of $T, the samples of $(eltype(x)); convert one of them, for example $T.(x)" *
+        (isempty(held) ? "" : "; an Embedding that a layer holds gets them if that layer has a method of NETWORK.takes_ids")))
 end
 
 function throw_ids(trainer::Trainer, x::AbstractArray)

@@ -656,16 +656,16 @@ def _whole(ids: Operand) -> Tensor:
     return ids if ids.dtype == np.int64 else astype(ids, np.int64)
 
 
-def check_ids(ids: Array, vocabulary: int, where: str) -> None:
-    """Raise `ShapeError` unless all of `ids` (rows, ...) are in [0, vocabulary)."""
+def check_ids(ids: Array, vocabulary: int, where: str, first: int = 0) -> None:
+    """Raise `ShapeError` unless all of `ids` (rows, ...), of which this is the `first` row, are in [0, vocabulary)."""
     if all_below(ids, vocabulary):
         return
     wrong = np.argwhere((ids < 0) | (ids >= vocabulary))[0]
     row, *position = (int(i) for i in wrong) if ids.ndim else (0,)
     at = f" at position {position[0] if len(position) == 1 else position}" if position else ""
     raise ShapeError(
-        f"{where}: token id {ids[tuple(wrong)]} in row {row}{at} is not one of the {vocabulary} of the vocabulary, "
-        f"0..{vocabulary - 1}"
+        f"{where}: token id {ids[tuple(wrong)]} in row {first + row}{at} is not one of the {vocabulary} of the "
+        f"vocabulary, 0..{vocabulary - 1}"
     )
 
 

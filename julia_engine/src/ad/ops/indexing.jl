@@ -131,20 +131,23 @@ function embedding_gradient(@nospecialize(g), @nospecialize(ids); vocabulary::In
     return apply(EMBEDDING_GRADIENT, Tensor[as_tensor(g), index], attributes(:vocabulary => Int(vocabulary), :padding_index => Int(padding_index)))
 end
 
-"""Check token ids (..., N) that are counted from `base`, as are samples and positions in the message."""
-function check_ids(ids::AbstractArray, vocabulary::Int, base::Int=1)
+"""
+Check token ids (..., N) that are counted from `base`, as are samples and positions in the message. `where_` is its beginning, and
+`before` are the samples before these.
+"""
+function check_ids(ids::AbstractArray, vocabulary::Int, base::Int=1, where_::String="", before::Int=0)
     for id in ids
-        base <= id < base + vocabulary || apart(refuse_ids, ids, vocabulary, base)
+        base <= id < base + vocabulary || apart(refuse_ids, ids, vocabulary, base, where_, before)
     end
     return nothing
 end
 
-function refuse_ids(ids::AbstractArray, vocabulary::Int, base::Int)
+function refuse_ids(ids::AbstractArray, vocabulary::Int, base::Int, where_::String, before::Int)
     i = findfirst(id -> !(base <= id < base + vocabulary), ids)
     place = Tuple(i)
-    at = length(place) == 0 ? "" : " in sample $(place[end] - 1 + base)"
+    at = length(place) == 0 ? "" : " in sample $(place[end] - 1 + base + before)"
     length(place) > 1 && (at *= " at position $(join(reverse(place[1:end-1]) .- 1 .+ base, ", "))")
-    throw(ShapeError("token id $(ids[i])$at is not one of the $vocabulary of the vocabulary, $base to " *
+    throw(ShapeError("$(where_)token id $(ids[i])$at is not one of the $vocabulary of the vocabulary, $base to " *
         "$(base + vocabulary - 1)"))
 end
 
