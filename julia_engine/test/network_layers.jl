@@ -132,6 +132,51 @@ NETWORK.output_size(::OfChain, input::Vector{Int}) = input
     @test train_epoch!(trainer, x, y) == train_epoch!(other, x, y)
 end
 
+# Layers in what is no layer: a struct and another one in it, and what `all_of` finds there.
+mutable struct Plain
+    first::Any
+    rest::Any
+end
+struct Holds <: NETWORK.Layer
+    held::Any
+    all_of::Any
+end
+NETWORK.output_size(layer::Holds, input::Vector{Int}) = [2 * input[1]]
+NETWORK.forward(layer::Holds, x::Tensor, parameters::Dict{String,Tensor}, training::Bool) =
+    cat((NETWORK.forward(d, x, parameters, training) for d in layer.all_of(layer.held))...; dims=1)
+
+@testset "layers in $place are found" for (place, names, make) in (
+        ("a struct", ["held.first", "held.rest"], (a, b) -> (Plain(a, b), h -> (h.first, h.rest))),
+        ("structs in structs", ["held.first.first", "held.rest.1.rest"],
+            (a, b) -> (Plain(Plain(a, nothing), [Plain(0, b)]), h -> (h.first.first, h.rest[1].rest))),
+        ("a named tuple of pairs", ["held.a.second", "held.b.second"], (a, b) -> ((a=1 => a, b=2 => b), h -> (h.a.second, h.b.second))),
+        ("references", ["held.1.x", "held.2.x"], (a, b) -> ([Ref{Any}(a), Ref{Any}(b)], h -> (h[1][], h[2][]))),
+        ("a matrix", ["held.1", "held.2"], (a, b) -> ([a b], h -> h)),
+        ("a dictionary in a struct", ["held.first.2", "held.first.1"], (a, b) -> (Plain(Dict(1 => b, 2 => a), 0), h -> (h.first[2], h.first[1]))),
+        ("what a function captures", ["all_of.a", "all_of.b"], (a, b) -> (nothing, h -> (a, b))),
+        ("a compiled function", ["held.f.a", "held.f.b"], (a, b) -> (Plain(compile(() -> (a, b)), 0), h -> h.first.f())))
+    held() = Holds(make(Dropout(0.5), Dropout(0.5))...)
+    found = NETWORK.held_layers(NETWORK.Layer[held()], Dropout)
+    place == "a compiled function" || @test Set(first.(found)) == Set(names)
+    @test length(found) == 2
+    masks = value(Chain(held(); dtype=Float64)(ones(40, 3); training=true))
+    @test masks[1:40, :] != masks[41:80, :]
+    new() = Trainer(Chain(Dense(4 => 6), held(), Dense(12 => 3)); batch_size=5, threads=1)
+    x, y = randn(MersenneTwister(1), Float32, 4, 20), rand(MersenneTwister(2), 1:3, 20)
+    trainer, other = new(), new()
+    train_epoch!(trainer, x, y)
+    other.vector .= trainer.vector
+    NETWORK.load_state!(other, NETWORK.training_state(trainer))
+    @test train_epoch!(trainer, x, y) == train_epoch!(other, x, y)
+    coupled = Chain(Holds(make(BatchNorm(3), BatchNorm(3))...))
+    @test NETWORK.couples_batch(coupled) && NETWORK.splits(coupled)
+end
+
+@testset "several layers in a set are refused" begin
+    @test occursin("a set, which has no order", message_of(() -> Chain(Holds(Set([Dropout(0.5), Dropout(0.5)]), collect))))
+    @test length(NETWORK.held_layers(NETWORK.Layer[Holds(Set([Dropout(0.5)]), collect)], Dropout)) == 1
+end
+
 struct Block <: NETWORK.Layer
     held::Vector{Any}
 end

@@ -13,7 +13,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
+from functools import partial
+from types import CellType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -515,31 +516,70 @@ Kind = TypeVar("Kind", bound=Layer)
 
 
 def held_layers(layers: Mapping[str, Layer], kind: type[Kind]) -> dict[str, Kind]:
-    """Return the layers of a kind among these and in what they hold, by their names: `layer`, or `layer.place`."""
+    """Return the layers of a kind among these and in what they hold, by their names: `layer`, or `layer.place`.
+
+    What they hold is looked for in containers, in objects of a user's own classes, and in what functions capture.
+    Raises `ConfigurationError` for several in a set.
+    """
     found = {name: layer for name, layer in layers.items() if isinstance(layer, kind)}
     known = {id(layer) for layer in found.values()}
     looked_into: set[int] = set()
 
-    def look(value: Any, name: str) -> None:
+    waiting: list[tuple[Any, str]] = [(layer, name) for name, layer in reversed(list(layers.items()))]
+    while waiting:  # the last one first: in depth, in order
+        value, name = waiting.pop()
         if isinstance(value, kind) and id(value) not in known:
             known.add(id(value))
             free = name
             while free in found:  # such as of the keys 1 and "1"
                 free += "'"
             found[free] = value
-        is_layer = isinstance(value, Layer)
-        if id(value) in looked_into or not (
-            is_layer or isinstance(value, Mapping | list | tuple) or isinstance(getattr(value, "layers", None), Mapping)
-        ):
-            return
-        looked_into.add(id(value))
-        held = vars(value) if is_layer else getattr(value, "layers", value)
-        for key, part in held.items() if isinstance(held, Mapping) else enumerate(held):
-            look(part, f"{name}.{key}")
-
-    for name, layer in layers.items():
-        look(layer, name)
+        if id(value) not in looked_into:
+            parts = _parts_of(value)
+            if parts:
+                looked_into.add(id(value))
+                waiting += [(part, f"{name}.{key}") for key, part in reversed(parts)]
     return found
+
+
+_NO_LAYERS = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, Tensor, type, ModuleType)
+
+
+def _parts_of(value: Any) -> list[tuple[Any, Any]]:
+    """Return what an object holds, by the names or the places there."""
+    if isinstance(value, _NO_LAYERS):
+        return []
+    if isinstance(value, Layer):
+        return list(vars(value).items())
+    layers = getattr(value, "layers", value)
+    if isinstance(layers, Mapping):
+        return list(layers.items())
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if isinstance(value, set | frozenset):
+        if sum(isinstance(part, Layer) for part in value) > 1:
+            raise ConfigurationError("a layer holds others in a set, which has no order; hold them in a list")
+        return list(enumerate(value))
+    if isinstance(value, MethodType):
+        return [*_parts_of(value.__func__), ("self", value.__self__)]
+    if isinstance(value, partial):
+        return [("func", value.func), *enumerate(value.args), *value.keywords.items()]
+    if isinstance(value, FunctionType):
+        names, cells = value.__code__.co_freevars, value.__closure__ or ()
+        return [(name, cell.cell_contents) for name, cell in zip(names, cells, strict=True) if _is_filled(cell)]
+    if type(value).__module__.partition(".")[0] == "py_engine":
+        return []  # an engine's object keeps much that is none of a layer's own
+    slots = [name for cls in type(value).__mro__ for name in (getattr(cls, "__slots__", None) or ())]
+    own = [(name, getattr(value, name)) for name in slots if isinstance(name, str) and hasattr(value, name)]
+    return [*own, *getattr(value, "__dict__", {}).items()]
+
+
+def _is_filled(cell: CellType) -> bool:
+    """Whether a captured variable has a value yet."""
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 # State that training changes by itself --------------------------------------------------------------------

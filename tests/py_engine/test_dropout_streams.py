@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from py_engine.ad.techniques import Techniques
-from py_engine.errors import ParameterError
-from py_engine.network import Adam, Chain, Dense, Dropout, Layer, Trainer
+from py_engine.errors import ConfigurationError, ParameterError
+from py_engine.network import Adam, BatchNorm, Chain, Dense, Dropout, Layer, Trainer
 from py_engine.network.layers import held_layers
 
 ROWS, BATCH = 22, 8
@@ -113,6 +116,97 @@ def test_dropout_layers_that_a_chain_in_a_layer_holds_are_found_and_names_differ
     held = Held()
     held.first, held.others = Chain(Dropout(0.5)), {1: Dropout(0.5), "1": Dropout(0.5)}
     assert list(held_layers({"held": held}, Dropout)) == ["held.first.dropout", "held.others.1", "held.others.1'"]
+
+
+class Plain:
+    """No layer, and holds some."""
+
+    def __init__(self, **held):
+        self.__dict__.update(held)
+
+    def both(self):
+        return list(self.__dict__.values())
+
+
+class Bound(Plain):
+    def all_of(self, _):
+        return self.both()
+
+
+class Slotted:
+    __slots__ = ("first", "second")
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+
+@dataclass
+class Fields:
+    first: Any
+    second: Any
+
+
+class Holds(Layer):
+    """Calls two dropout layers that it holds in what is no layer."""
+
+    def __init__(self, held, both):
+        super().__init__()
+        self.held, self.both = held, both
+
+    def output_shape(self, input_shape):
+        return (2 * input_shape[0],)
+
+    def forward(self, x, parameters, training):
+        return np.concatenate([d(x, {}, training) for d in self.both(self.held)], axis=1)
+
+
+HOLDERS = {
+    "an object": (["held.a", "held.b"], lambda a, b: (Plain(a=a, b=b), Plain.both)),
+    "objects in objects": (
+        ["held.a.a", "held.b.0.b"],
+        lambda a, b: (Plain(a=Plain(a=a), b=[Plain(b=b)]), lambda h: (h.a.a, h.b[0].b)),
+    ),
+    "slots": (["held.first", "held.second"], lambda a, b: (Slotted(a, b), lambda h: (h.first, h.second))),
+    "a dataclass": (["held.first", "held.second"], lambda a, b: (Fields(a, b), lambda h: (h.first, h.second))),
+    "what a function captures": (["both.a", "both.b"], lambda a, b: (None, lambda _: (a, b))),
+    "a method": (["both.self.a", "both.self.b"], lambda a, b: (None, Bound(a=a, b=b).all_of)),
+    "a partial function": (["both.0", "both.b"], lambda a, b: (None, partial(lambda a, _, b: (a, b), a, b=b))),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_layers_in_what_is_no_layer_are_found(data, holder):
+    names, make = HOLDERS[holder]
+
+    def held():
+        return Holds(*make(Dropout(0.5), Dropout(0.5)))
+
+    assert list(held_layers({"holds": held()}, Dropout)) == [f"holds.{name}" for name in names]
+    masks = np.split(Chain(held())(np.ones((5, 40)), training=True).numpy(), 2, axis=1)
+    assert not np.array_equal(*masks)
+
+    def new():
+        return new_trainer(Chain(Dense(6, 16, "relu"), held(), Dense(32, 3), seed=0), 1, False)
+
+    trainer = new()
+    trainer.train_epoch(*data)
+    assert {f"dropout.holds.{name}" for name in names} < set(trainer.state())
+    assert_resumes(trainer, new(), data)
+    coupled = Chain(Holds(*make(BatchNorm(3), BatchNorm(3))))
+    assert coupled.couples_batch == f"holds.{names[0]}" and coupled.splits
+
+
+def test_a_long_chain_of_objects_is_looked_through():
+    last = inner = Plain(dropout=Dropout(0.5))
+    for _ in range(5000):
+        inner = Plain(inner=inner)
+    assert list(held_layers({"holds": Holds(inner, None)}, Dropout).values()) == [last.dropout]
+
+
+def test_several_layers_in_a_set_are_refused():
+    assert len(held_layers({"holds": Holds({Dropout(0.5)}, list)}, Dropout)) == 1
+    with pytest.raises(ConfigurationError, match="a set, which has no order"):
+        Chain(Holds({Dropout(0.5), Dropout(0.5)}, list))
 
 
 def probe(trainer, data, rows):

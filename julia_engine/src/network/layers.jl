@@ -466,7 +466,10 @@ new_stream(layer::Dropout, scope::String, number::Int) =
         layer.rank == 0 ? "" : "/$(layer.rank)")), Int64))
 Base.show(io::IO, layer::Dropout) = print(io, "Dropout(", layer.rate, ")")
 
-"""The layers of a kind among these and in what they hold, chains too, each with its place there; it is "" among these."""
+"""
+The layers of a kind among these and in what they hold, each with its place there; it is "" among these. What they hold is looked for
+in chains, containers, structs of the user's and what functions capture. Throws a `ConfigurationError` for several in a set.
+"""
 function held_layers(layers::Vector{Layer}, @nospecialize(kind::Type))
     found = Pair{String,Layer}[]
     seen = Base.IdSet{Any}()
@@ -481,7 +484,7 @@ end
 
 function find_layers!(found::Vector{Pair{String,Layer}}, seen::Base.IdSet{Any}, @nospecialize(value), place::String,
         @nospecialize(kind::Type))
-    value isa Union{Layer,Chain,Tuple,NamedTuple,AbstractVector,AbstractDict} && !(value in seen) || return nothing
+    (value isa Union{Number,AbstractString,Char} || value in seen) && return nothing
     push!(seen, value)
     value isa kind && push!(found, place => value)
     if value isa Layer
@@ -492,10 +495,21 @@ function find_layers!(found::Vector{Pair{String,Layer}}, seen::Base.IdSet{Any}, 
         for (id, layer) in zip(value.ids, value.layers)
             find_layers!(found, seen, layer, within(place, id), kind)
         end
-    elseif !(eltype(value) <: Union{Number,AbstractString})
-        for name in keys(value)
+    elseif value isa Union{Tuple,NamedTuple,AbstractArray,AbstractDict}
+        eltype(value) <: Union{Number,AbstractString} && return nothing
+        for name in (value isa AbstractArray ? eachindex(IndexLinear(), value) : keys(value))
             value isa AbstractArray && !isassigned(value, name) && continue
             find_layers!(found, seen, value[name], within(place, name), kind)
+        end
+    elseif value isa AbstractSet
+        count(part -> part isa Layer, value) > 1 &&
+            throw(ConfigurationError("a layer holds others in a set, which has no order; hold them in a vector"))
+        foreach(((i, part),) -> find_layers!(found, seen, part, within(place, i), kind), enumerate(value))
+    else
+        parts = AD.watched_parts(value)  # of an engine's object those that are a layer's own
+        parts === nothing || return foreach(part -> find_layers!(found, seen, part, place, kind), parts)
+        for name in fieldnames(typeof(value))
+            isdefined(value, name) && find_layers!(found, seen, getfield(value, name), within(place, name), kind)
         end
     end
     return nothing
