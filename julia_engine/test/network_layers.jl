@@ -386,6 +386,44 @@ NETWORK.forward(layer::HoldsDropout, x::Tensor, parameters::Dict{String,Tensor},
     @test layer.dropout.calls == min(2, Threads.nthreads())  # looking for what couples a batch draws none
 end
 
+# What may change after a trainer has planned its steps; its own `forward` changes `calls`.
+mutable struct Scaled <: NETWORK.Layer
+    factor::Any
+    held::Any
+    calls::Int
+end
+Scaled() = Scaled(2.0, (Dict(:a => [1.0]), Ref(1.0), [1.0, 1.0, 1.0]), 0)
+NETWORK.output_size(::Scaled, input::Vector{Int}) = input
+function NETWORK.forward(layer::Scaled, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
+    layer.calls += 1
+    return layer.factor .* x .* layer.held[1][:a][1] .* layer.held[2][] .* layer.held[3] .* (length(layer.held[1]) == 1 ? 1 : 3)
+end
+
+@testset "steps are planned anew where fields of a layer have changed: $what" for (what, change!) in (
+        ("a number", layer -> layer.factor = 3.0), ("a number by an array", layer -> layer.factor = [3.0, 1.0, 2.0]),
+        ("an item", layer -> layer.held[1][:a] = [3.0]), ("an item's number", layer -> layer.held[1][:a][1] = 3.0),
+        ("another item", layer -> layer.held[1][:b] = [3.0]), ("a reference", layer -> layer.held[2][] = 3.0),
+        ("an array in place", layer -> layer.held[3] .= [3.0, 1.0, 2.0]))
+    random = MersenneTwister(1)
+    x, y = randn(random, 3, 40), rand(random, 1:2, 40)
+    for how in (Techniques(), Techniques(batched=false)), threads in unique((1, how.batched ? min(2, Threads.nthreads()) : 1))
+        new(values) = Trainer(Chain(Dense(3 => 3), Scaled(), Dense(3 => 2); dtype=Float64, vector=values);
+            optimizer=SGD(0.1), batch_size=16, threads=threads, techniques=how)
+        trainer = new(copy(Chain(Dense(3 => 3), Scaled(), Dense(3 => 2); seed=1, dtype=Float64).parameters.vector))
+        train_epoch!(trainer, x, y)
+        predict(trainer, x), evaluate(trainer, x, y)
+        before = NETWORK.tapes(trainer)
+        train_epoch!(trainer, x, y), predict(trainer, x)
+        @test all(a === b for (a, b) in zip(before, NETWORK.tapes(trainer)))
+        change!(trainer.chain[2])
+        other = new(copy(trainer.vector))
+        change!(other.chain[2])
+        @test predict(trainer, x) ≈ predict(other, x) ≈ value(other.chain(x)) && evaluate(trainer, x, y).loss ≈ evaluate(other, x, y).loss
+        @test train_epoch!(trainer, x, y) ≈ train_epoch!(other, x, y) && trainer.vector ≈ other.vector
+        @test NETWORK.loss_and_gradients(trainer, x, y)[1] ≈ NETWORK.loss_and_gradients(other, x, y)[1]
+    end
+end
+
 @testset "steps of other numbers of samples share no gradient" begin
     # Of the matrix `w` columns are looked up, or it is read as a whole, or not at all: one in large batches, another in small ones.
     looked_up(x, p) = x .* sum(AD.embedding(p["w"], Constant([1, 2, 2])); dims=2)

@@ -28,7 +28,7 @@ from py_engine.ad.tensor import Array, Tensor
 from py_engine.ad.transforms import vjp
 from py_engine.errors import NotDifferentiableError, ShapeError
 from py_engine.network.chain import Chain
-from py_engine.network.layers import Layer, held_layers, tracing_aside
+from py_engine.network.layers import Layer, is_users_own, tracing_aside
 
 
 class BatchSums:
@@ -190,7 +190,7 @@ def coupling_layer(chain: Chain, x: Array, samples: int, training: bool) -> str 
         samples: how many a batch has.
         training: whether the layers are computed as in training.
     """
-    own = [name for name, layer in chain.layers.items() if _is_users_own(name, layer)]
+    own = [name for name, layer in chain.layers.items() if is_users_own(layer)]
     if not own or samples < 2:
         return None
     found: list[str] = []
@@ -203,11 +203,6 @@ def coupling_layer(chain: Chain, x: Array, samples: int, training: bool) -> str 
 
     chain.through((x.shape[1:], x.dtype.kind != "f"), look)
     return found[0] if found else None
-
-
-def _is_users_own(name: str, layer: Layer) -> bool:
-    held = held_layers({name: layer}, Layer)  # type: ignore[type-abstract]  # none is made
-    return any(type(one).__module__.partition(".")[0] != "py_engine" for one in held.values())
 
 
 def _couples(

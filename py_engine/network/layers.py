@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MappingProxyType, MethodType, ModuleType
@@ -540,6 +540,43 @@ def held_layers(layers: Mapping[str, Layer], kind: type[Kind]) -> dict[str, Kind
                 looked_into.add(id(value))
                 waiting += [(part, f"{name}.{key}") for key, part in reversed(parts)]
     return found
+
+
+def is_users_own(layer: Layer) -> bool:
+    """Whether a layer, or one that it holds, is none of the engine's own."""
+    held = held_layers({"": layer}, Layer)  # type: ignore[type-abstract]  # none is made
+    return any(type(one).__module__.partition(".")[0] != "py_engine" for one in held.values())
+
+
+class Fields:
+    """What layers hold, as it is now: numbers, texts, and which objects; not what is in arrays, which are read anew."""
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        self._values: dict[tuple[int, Any], Any] = {}
+        self._objects: dict[int, Any] = {}  # which keeps their ids
+        waiting: list[Any] = list(layers)
+        while waiting:
+            value = waiting.pop()
+            if id(value) in self._objects or isinstance(value, Dropout):  # whose state is the engine's
+                continue
+            parts = _parts_of(value)
+            if parts:
+                self._objects[id(value)] = value
+            for key, part in parts:
+                self._values[id(value), key] = part
+                waiting.append(part)
+
+    def changed(self, others: Fields) -> set[tuple[int, Any]]:
+        """Return the places, an object's id and a name, where these differ from others."""
+        missing = object()
+        before, now = self._values, others._values
+        return {key for key in before | now if not _is_same(before.get(key, missing), now.get(key, missing))}
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (
+        type(a) is type(b) and isinstance(a, (int, float, complex, str, bytes)) and (a == b or a != a != b)
+    )
 
 
 _NO_LAYERS = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, Tensor, type, ModuleType)

@@ -45,7 +45,7 @@ from py_engine.network.batch_sums import coupling_layer
 from py_engine.network.chain import Chain
 from py_engine.network.dropout_streams import DropoutStreams
 from py_engine.network.embedding import Embedding
-from py_engine.network.layers import Dropout, Layer, held_layers, settings_of
+from py_engine.network.layers import Dropout, Fields, Layer, held_layers, is_users_own, settings_of
 from py_engine.network.lazy_updates import LOOKED_UP, WINDOW, LazyUpdates
 from py_engine.network.metrics import Accuracy, Mean
 from py_engine.network.optimizers import SGD, SPLIT_FROM, Adam, Optimizer
@@ -92,7 +92,8 @@ class Trainer:
     """Trains a chain on mini-batches.
 
     What layers keep beside their trained parameters (running statistics) changes after each step, with or without
-    an update.
+    an update. Steps are planned anew where attributes of a layer of your own have changed since; what its `forward`
+    changes is left out of that. Arrays are read at every step.
 
     Args:
         chain: the model; its parameters are trained in place.
@@ -162,6 +163,9 @@ class Trainer:
         self._streams = DropoutStreams(dropouts, self._rank)
         layers: dict[str, Layer] = held_layers(chain.layers, Layer)  # type: ignore[type-abstract]
         self._settings = {name: (vars(layer), settings_of(layer)) for name, layer in layers.items()}
+        self._own = [layer for layer in chain.layers.values() if is_users_own(layer)]
+        self._fields: Fields | None = None  # what these held when plans were made, and where tracing changes it
+        self._changing: set[tuple[int, Any]] = set()
         self.parameters = chain.parameters
         for name, layer in chain.layers.items():
             for local, spec in layer.parameters().items():
@@ -648,7 +652,7 @@ class Trainer:
         else:
             while len(self._steps) >= MOST_STEPS:
                 del self._steps[next(iter(self._steps))]
-            with self._blas_threads(self.threads), self._streams.tracing(key):
+            with self._noting_fields(), self._blas_threads(self.threads), self._streams.tracing(key):
                 step = make_step(
                     *(self.chain, self._objective, x, y, samples, self._gradient, self.threads, self.techniques),
                     self._lazy_parameter(samples, x),
@@ -807,7 +811,8 @@ class Trainer:
                 y = self.chain(x)
                 return [y, *(self._objective(y, t) for t in targets)]
 
-            program = trace(outputs, [Tensor.symbol(a.shape, a.dtype) for a in arrays])
+            with self._noting_fields():
+                program = trace(outputs, [Tensor.symbol(a.shape, a.dtype) for a in arrays])
             if len(self._forwards) >= MOST_FORWARDS:
                 self._forwards.clear()
             tape = self._forwards[key] = Tape(program, techniques=replace(self.techniques, winograd=False))
@@ -822,6 +827,33 @@ class Trainer:
         finally:
             self._blas_count = before
 
+    @contextmanager
+    def _noting_fields(self) -> Iterator[None]:
+        """Trace inside: what layers of the user's hold is compared from then on, but for what tracing changes."""
+        if not self._own:
+            yield
+            return
+        before = self._fields = self._fields or Fields(self._own)
+        yield
+        self._fields = Fields(self._own)
+        self._changing |= before.changed(self._fields)
+
+    def _forget_outdated(self) -> None:
+        """Forget the plans if layers of the user's hold something else by now; they are made anew."""
+        if self._fields is None:
+            return
+        now = Fields(self._own)
+        if self._fields.changed(now) <= self._changing:
+            return
+        self._fields = now
+        self._steps.clear()
+        self._streams.forget()
+        self._planned = None
+        self._updates.clear()
+        self._forwards.clear()
+        self._lookups.clear()
+        self._checked.clear()
+
     # Checks, before anything is computed ------------------------------------------------------------------
 
     def _samples(self, x: ArrayLike, training: bool = False) -> Array:
@@ -834,6 +866,7 @@ class Trainer:
                         f"layer {layer!r}: {name} was changed from {value!r} to {now[name]!r} after this trainer was "
                         "made, which keeps to what it was; make a new trainer"
                     )
+        self._forget_outdated()
         array = np.asarray(x)
         embedding = self.chain.takes_ids
         if embedding is not None and array.dtype.kind not in "iu":
@@ -871,7 +904,8 @@ class Trainer:
         if key not in self._lookups:
             if len(self._lookups) >= MOST_FORWARDS:
                 self._lookups.clear()
-            self._lookups[key] = self.chain.lookups(count, ids.shape[1:], training)
+            with self._noting_fields():
+                self._lookups[key] = self.chain.lookups(count, ids.shape[1:], training)
         program, rules = self._lookups[key]
         for start in range(0, len(ids), count):
             first = min(start, len(ids) - count)

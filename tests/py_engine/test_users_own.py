@@ -375,3 +375,82 @@ def test_steps_of_any_number_of_samples_are_planned_but_not_all_kept(monkeypatch
     (losses, state), (others, other) = trained_in(32), trained_in(2)
     np.testing.assert_array_equal(others, losses)
     np.testing.assert_array_equal(other, state)
+
+
+class Scaled(Layer):
+    """Reads what may change after a trainer has planned its steps; its own `forward` changes `calls`."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor, self.calls = 2.0, 0
+        self.held = {"a": [1.0], "of": Plain()}
+        self.array = np.ones(3, np.float32)
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def forward(self, x, parameters, training):
+        self.calls += 1
+        return x * self.factor * self.held["a"][0] * self.held["of"].number * self.array * len(self.held)
+
+
+class Plain:
+    number = 1.0
+
+
+CHANGES = {
+    "a number": lambda layer: setattr(layer, "factor", 3.0),
+    "a number by an array": lambda layer: setattr(layer, "factor", np.float32([3, 1, 2])),
+    "another array": lambda layer: setattr(layer, "array", np.float32([3, 1, 2])),
+    "an array in place": lambda layer: np.copyto(layer.array, [3, 1, 2]),
+    "an item": lambda layer: layer.held["a"].__setitem__(0, 3.0),
+    "another item": lambda layer: layer.held.update(b=1),
+    "an object's number": lambda layer: setattr(layer.held["of"], "number", 3.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("threads", "how"),
+    [
+        (1, Techniques()),
+        (2, Techniques(split_batch=True)),
+        (1, Techniques(batched=False)),
+        (1, Techniques(replay=False)),
+    ],
+)
+def test_steps_are_planned_anew_where_attributes_of_a_layer_have_changed(change, threads, how):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 3)).astype(np.float32), rng.integers(0, 2, 20)
+
+    def new(values=None):
+        chain = Chain(Dense(3, 3), Scaled(), Dense(3, 2), values=values)
+        return Trainer(chain, optimizer=SGD(0.1), batch_size=8, threads=threads, techniques=how)
+
+    with closing(new()) as trainer:
+        for _ in range(2):
+            trainer.train_epoch(x, y)
+            trainer.predict(x)
+            planned = trainer.tapes
+        trainer.train_epoch(x, y)
+        assert all(a is b for a, b in zip(planned, trainer.tapes, strict=True))
+        CHANGES[change](trainer.chain["scaled"])
+        with closing(new(trainer.parameters.as_dict())) as other:
+            CHANGES[change](other.chain["scaled"])
+            for use in (lambda t: t.predict(x), lambda t: t.evaluate(x, y).loss, lambda t: t.train_epoch(x, y)):
+                np.testing.assert_array_equal(use(trainer), use(other))
+            np.testing.assert_array_equal(trainer.parameters.vector, other.parameters.vector)
+            np.testing.assert_allclose(trainer.predict(x), trainer.chain(x).numpy(), rtol=1e-5)
+
+
+def test_streams_of_dropout_layers_go_on_where_steps_are_planned_anew():
+    x, y = np.ones((8, 3), np.float32), np.arange(8) % 2
+    found = []
+    for value in (2.0, 2, 2.0):  # which compute the same
+        chain = Chain(Dense(3, 30), Scaled(), Dropout(0.5), Dense(30, 2))
+        chain["scaled"].array = np.float32(1)
+        with closing(Trainer(chain, optimizer=SGD(0.1), batch_size=8, threads=1)) as trainer:
+            trainer.train_epoch(x, y)
+            chain["scaled"].factor = value
+            found.append(trainer.train_epoch(x, y))
+    assert found[0] == found[1] == found[2]

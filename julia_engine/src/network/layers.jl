@@ -450,6 +450,8 @@ function Base.setproperty!(layer::Dropout, name::Symbol, value)
     return setfield!(layer, name, convert(fieldtype(Dropout, name), value))
 end
 
+AD.watched_parts(::Dropout) = ()  # the engine changes it, and its settings stay
+
 output_size(layer::Dropout, input::Vector{Int}) = input
 function forward(layer::Dropout, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
     training || return x

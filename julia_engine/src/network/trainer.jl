@@ -38,6 +38,9 @@ Trains a chain on mini-batches.
 - `communicator`: the [`Communicator`](@ref) of the processes that train together, each with a trainer of the same chain, data
   and order: each computes a part of every batch, and all make the same updates.
 
+Steps are planned anew where fields of a layer of your own, or what they hold, have changed since; what its `forward` changes is
+left out of that. Arrays that its ops read are read at every step.
+
 See [`train_epoch!`](@ref), [`train!`](@ref), [`evaluate`](@ref), [`predict`](@ref), [`loss_and_gradients`](@ref).
 """
 mutable struct Trainer{T,O<:Optimizer}
@@ -65,7 +68,9 @@ mutable struct Trainer{T,O<:Optimizer}
     whole::Dict{Bool,Bool}  # whether forward passes, with the loss or without, need all samples at once
     partial::Vector{Float64}  # one number per thread, for sums; a cache line apart
     ids::Bool  # samples are token ids
-    own_ids::Bool  # and layers of the user's may look them up
+    own::Vector{Layer}  # those of the chain's layers that are, or hold, the user's own
+    own_ids::Bool  # samples are token ids, and these may look them up
+    watched::Vector{AD.Watched}  # what these held when plans were made
     sparse::Bool  # the plans keep columns' gradients apart
     blocks::Vector{Vector{T}}  # for each thread: room for a block of a gradient
     update_seconds::Float64  # the least of an update since a plan was made
@@ -110,7 +115,8 @@ function new_trainer(::Type{T}, chain::Chain, loss::Loss, optimizer::O, batch_si
         Dict{Tuple{Int,Int},Vector{Shard{T}}}(), Dict{Tuple{Int,Int},Trials}(), nothing,
         DropoutStreams(dropouts(chain), communicator === nothing ? 0 : communicator.rank),
         Dict{Tuple{Int,Bool},Tape}(), Dict{Bool,Bool}(),
-        zeros(8 * (threads + 1)), takes_ids(chain), takes_ids(chain) && any(is_users_own, chain.layers), false,
+        zeros(8 * (threads + 1)), takes_ids(chain), filter(is_users_own, chain.layers),
+        takes_ids(chain) && any(is_users_own, chain.layers), AD.Watched[], false,
         [T[] for _ in 1:threads], Inf, communicator, couples_batch(chain) || couples_batch(loss), splits(chain))
 end
 
@@ -266,6 +272,7 @@ of the threads' gradients. What else a step takes is for gathering the samples, 
 """
 function costs(trainer::Trainer{T}) where {T}
     choose_sparse!(trainer)
+    forget_outdated!(trainer)
     shards = shards_for!(trainer, trainer.batch_size)
     n, shared = length(shards), shards[1].shared
     parts = [AD.timed_parts(shard.tape) for shard in shards]
@@ -369,6 +376,7 @@ What the threads do in the step of a whole mini-batch, in words.
 """
 function threads_in_step(trainer::Trainer)
     choose_sparse!(trainer)
+    forget_outdated!(trainer)
     shards = shards_for!(trainer, trainer.batch_size)
     runs_alone(trainer) && return "one thread"
     length(shards) > 1 && return "split over $(length(shards)) threads"
@@ -508,6 +516,7 @@ unordered(d::Data) = Data(d.samples, d.x, d.x_bytes, d.ids, d.y, d.y_bytes, d.cl
 function each_part(f, trainer::Trainer, data::Data, with_loss::Bool)
     before = set_blas_threads(trainer.threads)
     try
+        isempty(trainer.watched) || forget_outdated!(trainer)
         at_once = evaluated_at_once(trainer, data.samples, with_loss)
         for first in 0:at_once:data.samples-1
             count = min(at_once, data.samples - first)
@@ -532,7 +541,9 @@ function forward_tape!(trainer::Trainer, samples::Int, with_loss::Bool)
     known = get(trainer.forwards, (samples, with_loss), nothing)
     known === nothing || (AD.check_ready(known); return known)
     length(trainer.forwards) >= MOST_FORWARDS && empty!(trainer.forwards)
-    return trainer.forwards[samples, with_loss] = AD.apart(new_forward_tape, trainer, samples, with_loss)::Tape
+    tape = noting_fields(() -> AD.apart(new_forward_tape, trainer, samples, with_loss), trainer)::Tape
+    forget_read_in_place!(trainer, Tape[tape])
+    return trainer.forwards[samples, with_loss] = tape
 end
 
 function new_forward_tape(trainer::Trainer, samples::Int, with_loss::Bool)
@@ -571,6 +582,7 @@ function train_steps!(trainer::Trainer, data::Data, losses::Ptr{Float64}, first:
     first <= last || return nothing
     trainer.chain.parameters === trainer.parameters || throw(ConfigurationError(
         "the chain's layers were changed after this trainer was made; make a new trainer"))
+    isempty(trainer.watched) || forget_outdated!(trainer)
     how = trainer.techniques
     if !how.replay || !how.batched
         failed = AD.apart(plain_steps!, trainer, data, losses, first, last)::Int
@@ -1059,6 +1071,47 @@ function choose_sparse!(trainer::Trainer{T}) where {T}
     return nothing
 end
 
+# What layers of the user's hold -------------------------------------------------------------------------------------------
+
+"""Stands for a field that tracing itself changes."""
+struct Changing end
+
+"""Make plans by `f()`: what layers of the user's hold is compared from then on, but for what tracing changes."""
+function noting_fields(@nospecialize(f), trainer::Trainer)
+    isempty(trainer.own) && return f()
+    isempty(trainer.watched) && (trainer.watched = AD.apart(AD.watch, trainer.own))
+    found = f()
+    filter!(trainer.watched) do w
+        (is_same(w) || AD.holds_numbers(w.object)) && return is_same(w)
+        AD.count_parts(w.object) == length(w.parts) || return false
+        for i in eachindex(w.parts)
+            AD.part_of(w.object, i) === w.parts[i] || (w.parts[i] = Changing())
+        end
+        return true
+    end
+    return found
+end
+
+function is_same(w::AD.Watched)
+    AD.holds_numbers(w.object) && return AD.is_unchanged(w)
+    AD.count_parts(w.object) == length(w.parts) || return false
+    return all(i -> w.parts[i] isa Changing || AD.part_of(w.object, i) === w.parts[i], eachindex(w.parts))
+end
+
+"""Arrays that ops read in place are read anew at every step."""
+forget_read_in_place!(trainer::Trainer, tapes::Vector{Tape}) = isempty(trainer.watched) ? trainer.watched :
+    filter!(w -> !(AD.holds_numbers(w.object) && all(tape -> AD.is_read_in_place(w, tape), tapes)), trainer.watched)
+
+"""Forget the plans if layers of the user's hold something else by now; they are made anew."""
+function forget_outdated!(trainer::Trainer)
+    all(is_same, trainer.watched) && return nothing
+    forget_plans!(trainer)
+    empty!(trainer.forwards)
+    empty!(trainer.whole)
+    empty!(trainer.watched)
+    return nothing
+end
+
 """Forget how steps are planned; those that are planned in their place resume their random streams."""
 function forget_plans!(trainer::Trainer)
     forget!(trainer.streams)
@@ -1091,7 +1144,8 @@ function shards_for!(trainer::Trainer{T}, samples::Int, available::Int=threads_t
     known = get(trainer.plans, (samples, threads), nothing)
     known === nothing || return known
     forget_traced!(trainer.streams)
-    found = AD.apart(planned, trainer, samples, threads)::Vector{Shard{T}}
+    found = noting_fields(() -> AD.apart(planned, trainer, samples, threads), trainer)::Vector{Shard{T}}
+    forget_read_in_place!(trainer, Tape[shard.tape for shard in found])
     keep_traced!(trainer.streams, (samples, threads))
     return trainer.plans[samples, threads] = found
 end
@@ -1163,8 +1217,11 @@ const ONE_BY_ONE = (1, 0)
 function single_shard!(trainer::Trainer{T}) where {T}
     if trainer.single === nothing
         forget_traced!(trainer.streams)
-        single = make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
-            target_type(trainer), 1, 1, zeros(T, length(trainer.gradient)), trainer.techniques)[1]
+        single = noting_fields(trainer) do
+            make_shards(T, trainer.chain, objective(trainer), trainer.input, target_size(trainer),
+                target_type(trainer), 1, 1, zeros(T, length(trainer.gradient)), trainer.techniques)[1]
+        end
+        forget_read_in_place!(trainer, Tape[single.tape])
         isempty(single.states) || throw(ConfigurationError("Trainer: a layer keeps statistics of a whole batch, of which there " *
             "is one sample at a time: switch the technique batched on"))
         coupling = coupling_op(single.tape.program.equations)
