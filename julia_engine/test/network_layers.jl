@@ -583,3 +583,24 @@ end
         () -> load!(parameters, Dict("dense.weight" => zeros(3, 4), "dense.bias" => zeros(4)))))
     @test occursin("dense.weight, dense.bias", message_of(() -> parameters["w"]))
 end
+
+@testset "what was not finite is found with the masks of the step, sample $sample, $threads threads" for sample in (2, 130, 225),
+        threads in unique((1, min(2, Threads.nthreads())))
+    x, y = randn(MersenneTwister(1), Float32, 6, 225), rand(MersenneTwister(2), 1:3, 225)
+    large = copy(x)
+    large[1, sample] = 1f30
+    found = String[]
+    for seed in 1:12
+        chain = Chain(Dropout(0.5; seed=seed), Applies(x -> x .* x), Dense(6 => 3); seed=1)
+        trainer = Trainer(chain; batch_size=100, threads=threads)
+        train_epoch!(trainer, x, y)  # the masks are not the first ones
+        try
+            train_epoch!(trainer, large, y)
+        catch error
+            error isa NonFiniteError || rethrow()
+            push!(found, error.message)
+        end
+    end
+    @test 2 < length(found) < 12  # some masks drop the number, some do not
+    @test all(text -> occursin("step $(cld(sample, 100)) of the epoch", text) && occursin("in layer \"applies\" was the first", text), found)
+end

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -30,7 +30,7 @@ from py_engine.ad.compile.products import (
 from py_engine.ad.compile.tape import Cost, Tape, rewritten
 from py_engine.ad.memory import segments
 from py_engine.ad.op import Call, Equation
-from py_engine.ad.program import Program, inner_equations, prune, traced, tracing
+from py_engine.ad.program import Program, drawing, inner_equations, prune, traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.state import STATE, entering, restoring
 from py_engine.ad.techniques import Techniques
@@ -56,18 +56,26 @@ class ThreadUse(NamedTuple):
 class Step(Protocol):
     """Computes loss and gradients of batches of one size.
 
-    `updates` are pairs of a parameter that is not trained and the new value that the last run found for it.
+    `generators` are what its runs draw random numbers from, where `draw` can do that alone. `updates` are pairs of a
+    parameter that is not trained and the new value that the last run found for it.
     `threads` are the ways to use threads in a run, of which the fastest is chosen.
     """
 
     updates: list[tuple[Array, Array]]
     threads: Trials[ThreadUse]
 
+    @property
+    def generators(self) -> list[np.random.Generator]:
+        """See above."""
+
+    def draw(self, rows: int, last: bool) -> None:
+        """Draw the random numbers of a run of this number of rows; `last`: without those that `diagnose` draws."""
+
     def run(self, x: Array, y: Array, rows: Rows) -> float:
         """Leave the gradient for these rows of the data in the gradient vector; return their loss."""
 
     def diagnose(self) -> NonFiniteError | None:
-        """Explain a NaN or infinity of the last run."""
+        """Explain a NaN or infinity of the last run, given that the same random numbers are drawn as in it."""
 
 
 TracedStep: TypeAlias = tuple[Program, list[str], list[tuple[Tensor, Tensor]]]
@@ -191,6 +199,12 @@ class Shard:
         self.rows = {name: (last, [next(found) for _ in last.inputs]) for name, last in self._sparse.items()}
         self.updates = [(parameter.numpy(), new) for parameter, new in zip(self._updated, found, strict=True)]
 
+    def draw(self) -> None:
+        """Draw the random numbers of a run, and compute nothing else."""
+        for step in self.tape.steps:
+            if drawing(step.equation.op, step.equation.attrs) is not None:
+                _call_all(step.calls)
+
     def run(self, x: Array, y: Array, rows: Rows) -> None:
         """Gather the rows of this part and replay."""
         mine = rows[self.part]
@@ -281,7 +295,7 @@ class Replay:
         for dtype in dtypes_of_products(tape.program.equations):
             team.run([partial(touch_buffers, dtype)] * team.size)
 
-    @property
+    @cached_property
     def generators(self) -> list[np.random.Generator]:
         """Those of all shards."""
         return [generator for shard in self.shards for generator in shard.generators]
@@ -372,6 +386,11 @@ class Replay:
             if self._add:
                 self._team.run(self._add)
 
+    def draw(self, rows: int, last: bool) -> None:
+        """Those of all shards, or none."""
+        for shard in () if last else self.shards:
+            shard.draw()
+
     def diagnose(self) -> NonFiniteError | None:
         """Replay op by op."""
         reasons = (shard.tape.diagnose() for shard in self.shards)
@@ -433,6 +452,14 @@ class Eager:
             view[...] = 0 if g is None else g.numpy()
         return value.item()
 
+    @property
+    def generators(self) -> list[np.random.Generator]:
+        """Not known."""
+        return []
+
+    def draw(self, rows: int, last: bool) -> None:
+        """Nothing: it makes no diagnosis."""
+
     def diagnose(self) -> NonFiniteError | None:
         """Nothing was kept that could tell which op it was."""
         return NonFiniteError("the eager step does not keep where it arose; switch the technique replay on")
@@ -457,6 +484,16 @@ class SampleBySample:
             loss += self._shard.loss
         np.multiply(self._total.vector, 1 / len(rows), out=self._total.vector)
         return loss / len(rows)
+
+    @cached_property
+    def generators(self) -> list[np.random.Generator]:
+        """Those of a pass."""
+        return self._shard.generators
+
+    def draw(self, rows: int, last: bool) -> None:
+        """Those of a pass for each row, but the last one's."""
+        for _ in range(rows - last):
+            self._shard.draw()
 
     def diagnose(self) -> NonFiniteError | None:
         """Explain the last sample's pass, if that is where it arose."""

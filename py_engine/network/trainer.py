@@ -186,6 +186,8 @@ class Trainer:
         self._zeroed: str | None = (
             f"{chain.takes_ids}.weight"  # the matrix with lazy updates, while its gradient is zeros
         )
+        # The step of whole batches of this epoch, its rows, and the positions of random streams before it.
+        self._epoch: tuple[Step, int, list[tuple[Any, Any]]] | None = None
         self._planned: Step | None = None  # the last one, or that of whole batches if an epoch has come since
         # Of the last updates with that: seconds, bytes that are moved but for `Replay.gradient_bytes`, and whether rows
         # were updated lazily.
@@ -258,6 +260,8 @@ class Trainer:
         for samples in steps:
             self._streams.train(self._key(samples, x, y))
         self._planned = whole = before = steps[max(sizes)]
+        streams = [(g.bit_generator, g.bit_generator.state) for step in steps.values() for g in step.generators]
+        self._epoch = whole, len(rows), streams
         with (
             self._using(whole),
             reading_ahead(x, rows) as reached,
@@ -604,10 +608,26 @@ class Trainer:
         if self.parallel is not None:
             elsewhere = "it arose in another process's part of the batch, or where they are added up"
         what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+        reason = self._diagnosis(step, number) or elsewhere
         raise NonFiniteError(
-            f"step {number} of the epoch: {what}: {step.diagnose() or elsewhere}. The parameters are those before this "
-            "step; lower the learning rate or look at this batch"
+            f"step {number} of the epoch: {what}: {reason}. The parameters are those before this step; lower the "
+            "learning rate or look at this batch"
         )
+
+    def _diagnosis(self, step: Step, number: int) -> NonFiniteError | None:
+        """Return why the step of this number, from 1 on, was not finite, by computing it with its own random numbers.
+
+        These are drawn once more from the beginning of the epoch: no step keeps where its streams were.
+        """
+        assert self._epoch is not None
+        whole, rows, streams = self._epoch
+        with self._streams.unchanged(step.generators + whole.generators):
+            for bits, state in streams:
+                bits.state = state
+            for _ in range(number - 1 if streams else 0):
+                whole.draw(self._batch, last=False)
+            step.draw(min(self._batch, rows - (number - 1) * self._batch), last=True)
+            return step.diagnose()
 
     def _sum_of_squares(self, step: Step) -> float:
         """Return that of the gradient. Where a team was used in the step, its threads sum a part of a long one each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from py_engine.ad.techniques import Techniques
-from py_engine.errors import ConfigurationError, ParameterError
+from py_engine.errors import ConfigurationError, NonFiniteError, ParameterError
 from py_engine.network import Adam, BatchNorm, Chain, Dense, Dropout, Layer, Trainer
 from py_engine.network.layers import held_layers
 
@@ -353,3 +354,38 @@ def test_what_is_no_state_of_streams_is_refused_and_changes_nothing(data, words)
         trainer.load_state(state)
     for name, array in trainer.state().items():
         np.testing.assert_array_equal(array, before[name])
+
+
+class Square(Layer):
+    """Overflows where a large number was kept."""
+
+    def output_shape(self, input_shape):
+        return input_shape
+
+    def forward(self, x, parameters, training):
+        return x * x
+
+
+@pytest.mark.parametrize(
+    ("threads", "how"), [(1, Techniques()), (2, Techniques(split_batch=True)), (1, Techniques(batched=False))]
+)
+@pytest.mark.parametrize("row", [1, BATCH + 2, 2 * BATCH + 3, ROWS - 1])
+def test_what_was_not_finite_is_found_with_the_masks_of_the_step(data, threads, how, row):
+    x, y = data
+    x = x.copy()
+    x[row, 0] = 1e30
+    steps = []
+    for seed in range(12):
+        chain = Chain(Dropout(0.5, seed=seed), Square(name="square"), Dense(6, 3), seed=0)
+        with closing(Trainer(chain, batch_size=BATCH, threads=threads, techniques=how)) as trainer:
+            trainer.train_epoch(*data)  # the masks are not the first ones
+            try:
+                trainer.train_epoch(x, y)
+            except NonFiniteError as error:
+                steps.append(str(error))
+    expected = "op 'mul' in layer 'square' was the first to give NaN or Inf"
+    if not how.batched and (row + 1) % BATCH and row != ROWS - 1:
+        expected = "it arose in one sample of the batch before the last"
+    assert all(expected in step for step in steps)
+    assert 2 < len(steps) < 12, "some masks drop the number, some do not"
+    assert all(f"step {row // BATCH + 1} of the epoch" in step for step in steps)

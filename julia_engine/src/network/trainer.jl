@@ -1011,7 +1011,7 @@ function explained(trainer::Trainer, data::Data, step::Int, loss::Float64)
         # The step that failed was the last one: its buffers still hold its batch.
         samples = min(trainer.batch_size, data.rows - (step - 1) * trainer.batch_size)
         for shard in shards_for!(trainer, part(trainer.communicator, samples).count)
-            reason === nothing && (reason = AD.diagnose(shard.tape))
+            reason === nothing && (reason = diagnosed(shard.tape))
         end
     end
     if reason === nothing && trainer.communicator !== nothing
@@ -1021,6 +1021,22 @@ function explained(trainer::Trainer, data::Data, step::Int, loss::Float64)
     because = reason === nothing ? "" : ": $(reason.message)"
     return NonFiniteError("step $step of the epoch: $what$because. The parameters are those before this step; lower the " *
         "learning rate or look at this batch")
+end
+
+"""Why the last run of a tape was not finite, computed with the random numbers that it drew: their streams are put back to it."""
+function diagnosed(tape::Tape)
+    drawn = generators(tape.program.equations)
+    isempty(drawn) && return AD.diagnose(tape)
+    after = Vector{Int64}[copy(g.state) for g in drawn]
+    try
+        AD.run!(tape)  # how far a run goes
+        for (g, state) in zip(drawn, after)
+            g.state .= 2 .* state .- g.state
+        end
+        return AD.diagnose(tape)
+    finally
+        foreach(((g, state),) -> copyto!(g.state, state), zip(drawn, after))
+    end
 end
 
 # Plans and checks, before anything is computed ------------------------------------------------------------------------
