@@ -353,6 +353,7 @@ end
     expected = (place == "rule of a row" ? (b' * a * a' ./ (a' * a), 2a) : (plain ? b : b', a), (place == "rule of a row" ? 66.0 : 33.0,))
     for (derivative, known) in zip(derivatives, expected), found in (derivative(given, b), compile(derivative)(given, b))
         @test all(size(x) == size(y) && x ≈ y for (x, y) in zip(found, known))
+        @test all(x -> x isa Union{Real,Array}, found)
     end
 end
 

@@ -55,7 +55,9 @@ gradient may write to it. What opaque rules return is a copy.
 """
 function own_part(rule::CustomRule, what::String, @nospecialize(part), x::Tensor)
     found = checked_part(rule, what, part, x)
-    return found === nothing || rule.opaque || !is_given(found) ? found : COPY(found)
+    found === nothing && return nothing
+    # A derivative is an array like any other op's, whatever the rule made it of.
+    return rule.opaque || !is_given(found) ? with_row(found, false) : COPY(found)
 end
 
 function custom_jvp(t, y, inputs, attrs)
