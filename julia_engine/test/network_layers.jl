@@ -387,14 +387,14 @@ NETWORK.forward(layer::HoldsDropout, x::Tensor, parameters::Dict{String,Tensor},
 end
 
 # What may change after a trainer has planned its steps; its own `forward` changes `calls`.
-mutable struct Scaled <: NETWORK.Layer
+mutable struct Rescaled <: NETWORK.Layer
     factor::Any
     held::Any
     calls::Int
 end
-Scaled() = Scaled(2.0, (Dict(:a => [1.0]), Ref(1.0), [1.0, 1.0, 1.0]), 0)
-NETWORK.output_size(::Scaled, input::Vector{Int}) = input
-function NETWORK.forward(layer::Scaled, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
+Rescaled() = Rescaled(2.0, (Dict(:a => [1.0]), Ref(1.0), [1.0, 1.0, 1.0]), 0)
+NETWORK.output_size(::Rescaled, input::Vector{Int}) = input
+function NETWORK.forward(layer::Rescaled, x::Tensor, parameters::Dict{String,Tensor}, training::Bool)
     layer.calls += 1
     return layer.factor .* x .* layer.held[1][:a][1] .* layer.held[2][] .* layer.held[3] .* (length(layer.held[1]) == 1 ? 1 : 3)
 end
@@ -407,9 +407,9 @@ end
     random = MersenneTwister(1)
     x, y = randn(random, 3, 40), rand(random, 1:2, 40)
     for how in (Techniques(), Techniques(batched=false)), threads in unique((1, how.batched ? min(2, Threads.nthreads()) : 1))
-        new(values) = Trainer(Chain(Dense(3 => 3), Scaled(), Dense(3 => 2); dtype=Float64, vector=values);
+        new(values) = Trainer(Chain(Dense(3 => 3), Rescaled(), Dense(3 => 2); dtype=Float64, vector=values);
             optimizer=SGD(0.1), batch_size=16, threads=threads, techniques=how)
-        trainer = new(copy(Chain(Dense(3 => 3), Scaled(), Dense(3 => 2); seed=1, dtype=Float64).parameters.vector))
+        trainer = new(copy(Chain(Dense(3 => 3), Rescaled(), Dense(3 => 2); seed=1, dtype=Float64).parameters.vector))
         train_epoch!(trainer, x, y)
         predict(trainer, x), evaluate(trainer, x, y)
         before = NETWORK.tapes(trainer)
