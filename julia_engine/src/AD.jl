@@ -29,6 +29,8 @@ using .Kernels: Called, Segment, Slot, apart, compiling, copy_columns!, elements
 include("ad/memory.jl")
 include("ad/techniques.jl")
 include("ad/tensor.jl")
+include("ad/tensor_maps.jl")
+using .TensorMaps
 include("ad/state.jl")
 include("ad/containers.jl")
 

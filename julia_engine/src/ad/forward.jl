@@ -2,7 +2,7 @@
 
 """The tangents of tensors from those of leaves, `tangents`; `order` is what lies between them, sorted."""
 function pushed_forward(outputs::Vector{Tensor}, tangents::Dict{Tensor,Tensor}, order::Vector{Tensor})
-    needed, stamps = leading_to(outputs, order), Dict{Tensor,UInt64}()
+    needed, stamps = leading_to(outputs, order), TensorDict{UInt64}()
     for node in order
         op = node.op
         (op === nothing || haskey(tangents, node)) && continue

@@ -79,7 +79,7 @@ function traced_reads(node::Tensor)
                 tangent = op.jvp === nothing || counts_as_constant(op, k) ? nothing : op.jvp(tangents, y, inputs, node.attrs)
                 Any[pulled, tangent]
             end
-            seen = Set{Tensor}(topological_sort(Tensor[part for part in parts if part !== nothing]))
+            seen = TensorSet(topological_sort(Tensor[part for part in parts if part !== nothing]))
             reads[:, k] = Bool[v in seen for v in values]
         catch error
             error isa EngineError || rethrow()
@@ -123,7 +123,7 @@ end
 Throw an `InPlaceError` if an array that this node's derivative reads was written to since. `now` keeps the checksums of this
 gradient: of each array one is enough, as long as no code of the user's runs.
 """
-function check_stamps(node::Tensor, now::Dict{Tensor,UInt64})
+function check_stamps(node::Tensor, now::TensorDict{UInt64})
     isempty(node.stamps) && return nothing
     for (x, was) in zip(given_and_read(node), node.stamps)
         is_there(x.data::Memory) && get!(() -> stamp(x), now, x) == was && continue

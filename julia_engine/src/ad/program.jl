@@ -39,7 +39,7 @@ function reading(input_for::F, e::Equation) where {F}
 end
 
 """The equations that compute each variable of a program."""
-const Made = Dict{Tensor,Equation}
+const Made = TensorDict{Equation}
 
 """The op that computes a variable, or `nothing` for what is no result of the program."""
 op_of(x::Tensor, made::Made) = (e = get(made, x, nothing); e === nothing ? nothing : e.op)
@@ -59,7 +59,7 @@ Base.show(io::IO, program::Program) = print(io, "Program of ", length(program.eq
 
 function made_by(program::Program)
     made = Made()
-    sizehint!(made, 3 * length(program.equations) ÷ 2)  # a dictionary grows when two thirds are taken
+    sizehint!(made, length(program.equations))
     for e in program.equations, x in e.outputs
         made[x] = e
     end
@@ -71,7 +71,7 @@ symbols(program::Program) = Tensor[symbol(x.eltype, x.dims, x.name) for x in pro
 
 """Apply the ops of a program to these inputs; return the outputs, and the nodes between them in order."""
 function applied(program::Program, inputs::Vector{Tensor})
-    here = Dict{Tensor,Tensor}(zip(program.inputs, inputs))
+    here = TensorDict{Tensor}(zip(program.inputs, inputs))
     now, nodes = state(), Tensor[]
     @entering scope=now.scope begin
         for e in program.equations
@@ -133,7 +133,7 @@ drawn anew. Constants stay as they are. Results made under `no_grad` have no der
 recorded.
 """
 function close_over(nodes::Vector{Tensor}, arguments::Vector{Tensor}, outputs::Vector{Tensor})
-    here = Dict{Tensor,Tensor}()
+    here = TensorDict{Tensor}()
     inputs, outside, equations = Tensor[], Tensor[], Equation[]
     function enter!(x::Tensor)
         s = symbol(x.eltype, x.dims, x.name)
@@ -210,7 +210,7 @@ end
 prune(program::Program) = Program(program.inputs, needed(program.equations, program.outputs), program.outputs)
 
 function needed(equations::Vector{Equation}, outputs::Vector{Tensor})
-    read, found = Set{Tensor}(outputs), Equation[]
+    read, found = sizehint!(TensorSet(outputs), length(equations)), Equation[]
     for e in Iterators.reverse(equations)
         any(x -> x in read, e.outputs) || continue
         union!(read, e.inputs)
@@ -220,7 +220,7 @@ function needed(equations::Vector{Equation}, outputs::Vector{Tensor})
 end
 
 """The op with no more results than are needed."""
-function narrowed(e::Equation, read::Set{Tensor})
+function narrowed(e::Equation, read::TensorSet)
     attrs = e.op.narrow(e.attrs, Bool[x in read for x in e.outputs])::Attributes
     return Equation(e.op, e.inputs, attrs, e.outputs[1:length(kinds_of(e.op, e.inputs, attrs))], e.scope)
 end
@@ -229,8 +229,9 @@ end
 
 """Merge equal ops (CSE), fold arithmetic on literals, and drop ops that change nothing."""
 function simplify(program::Program)
-    replaced, made = Dict{Tensor,Tensor}(), Made()
-    known = Dict{Vector{UInt},Vector{Tensor}}()
+    replaced, made = TensorDict{Tensor}(), Made()
+    sizehint!(made, length(program.equations))
+    known = KnownCalls{Equation}(length(program.equations))
     literals = Dict{Vector{UInt},Tensor}()
     function resolve(x::Tensor)
         x = get(replaced, x, x)
@@ -246,7 +247,7 @@ function simplify(program::Program)
                 made[x] = found
             end
             found.op.random && continue
-            found = get!(known, fingerprint(found.op, found.inputs, found.attrs), found.outputs)
+            found = first_equal!(known, found).outputs
         end
         results = found::Vector{Tensor}
         for (x, instead) in zip(e.outputs, results)
@@ -259,17 +260,46 @@ end
 literal_bits(x::Tensor) = x.eltype === Float32 ? UInt(reinterpret(UInt32, item(x)::Float32)) :
     x.eltype === Float64 ? reinterpret(UInt, item(x)::Float64) : reinterpret(UInt, item(x)::Int64)
 
-"""What an op is applied to, in numbers: equal for ops that compute the same."""
-function fingerprint(op::Op, inputs::Vector{Tensor}, attrs::Attributes)
-    key = Vector{UInt}(undef, 1 + length(inputs))
-    key[1] = objectid(op)
-    for i in eachindex(inputs)
-        key[i+1] = objectid(inputs[i])
+"""
+Calls of ops, equations or nodes, by a hash of what each computes: its fingerprint. `replaced` are inputs that others stand for.
+"""
+struct KnownCalls{T<:Union{Equation,Tensor}}
+    calls::Dict{UInt,T}
+    replaced::TensorDict{Tensor}
+    fingerprint::Vector{UInt}  # the last one, and that of a call with the same hash: memory that is used again
+    other::Vector{UInt}
+end
+KnownCalls{T}(n::Int, replaced::TensorDict{Tensor}=TensorDict{Tensor}()) where {T} =
+    KnownCalls{T}(sizehint!(Dict{UInt,T}(), 3 * n ÷ 2), replaced, UInt[], UInt[])
+
+"""The first call that computes the same as this one, perhaps itself. Of different calls with one hash only the first is known."""
+function first_equal!(known::KnownCalls{T}, call::T) where {T}
+    write_down!(known.fingerprint, call, known.replaced)
+    first = get!(known.calls, mixed_words(known.fingerprint), call)
+    first === call && return call
+    write_down!(known.other, first, known.replaced)
+    return known.fingerprint == known.other ? first : call
+end
+
+function mixed_words(words::Vector{UInt})
+    h = UInt(0)
+    for w in words
+        h = (h ⊻ w) * 0x9e3779b97f4a7c15
+        h ⊻= h >> 32
     end
-    for (_, attr) in pairs_of(attrs)
+    return h
+end
+
+"""Write down in numbers what an op is applied to: the same for ops that compute the same."""
+function write_down!(key::Vector{UInt}, call::Union{Equation,Tensor}, replaced::TensorDict{Tensor})
+    push!(empty!(key), objectid(call.op))
+    for x in call.inputs
+        push!(key, objectid(get(replaced, x, x)))
+    end
+    for (_, attr) in pairs_of(call.attrs)
         write_down!(key, attr)
     end
-    return key
+    return nothing
 end
 
 write_down!(key::Vector{UInt}, x::Int) = (push!(key, x % UInt); nothing)

@@ -1,6 +1,6 @@
 # Reverse mode: the vector-Jacobian product of a graph, by the rules of its ops. Nothing here recurses over a graph.
 
-const Replaced = Dict{Tensor,Tensor}
+const Replaced = TensorDict{Tensor}
 const NONE_REPLACED = Replaced()
 const NO_COTANGENTS = Union{Nothing,Tensor}[]
 
@@ -16,7 +16,7 @@ topological_sort(outputs::Vector{Tensor}, level::Int=0, replaced::Replaced=NONE_
 """The same, and the tensors of lower levels that require a gradient and that they depend on, too."""
 function sort_and_look_below(outputs::Vector{Tensor}, level::Int, replaced::Replaced=NONE_REPLACED)
     order, below = Tensor[], Tensor[]
-    seen = Set{Tensor}()
+    seen = TensorSet()
     stack = Tuple{Tensor,Bool}[(node_of(x), false) for x in reverse(outputs)]
     while !isempty(stack)
         node, inputs_done = pop!(stack)
@@ -42,7 +42,7 @@ Whether one of these tensors depends on a leaf that `backward!` stores a gradien
 derivative around, which come back as dual numbers, nothing is looked for.
 """
 function depend_on_a_leaf(tensors::Vector{Tensor})
-    seen, stack = Set{Tensor}(), copy(tensors)
+    seen, stack = TensorSet(), copy(tensors)
     while !isempty(stack)
         x = pop!(stack)
         x.level == 1 && (x.op === nothing || !state().mixed) && return true
@@ -86,16 +86,16 @@ since the transform began; `nothing` stands for all of it. `order` is what the o
 function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vector{Tensor};
         within::Union{Nothing,Vector{Tensor}}=nothing, level::Int=1, span::Union{Nothing,UnitRange{Int}}=nothing,
         order::Union{Nothing,Vector{Tensor}}=nothing)
-    wanted = Set{Tensor}(targets)
+    wanted = TensorSet(targets)
     order, depends, replaced = nodes_between(outputs, targets, wanted, within, level, span, order)
-    pending = Dict{Tensor,Pending}()
+    pending = sizehint!(TensorDict{Pending}(), length(order))
     for (x, seed) in zip(outputs, seeds)
         output = get(replaced, x, x)
         output in depends && add_part!(get!(Pending, pending, output), seed, nothing)
     end
-    result = Dict{Tensor,Tensor}()
+    result = TensorDict{Tensor}()
     now = state()
-    stamps = Dict{Tensor,UInt64}()
+    stamps = TensorDict{UInt64}()
     # Not where values may be read later on: by a derivative of this one, or by whoever asked for all results.
     reuse = now.grad_enabled || now.trace !== nothing ? nothing : Reuse()
     reuse === nothing || keep_freed_memory()
@@ -106,11 +106,11 @@ function gradients(outputs::Vector{Tensor}, seeds::Vector{Tensor}, targets::Vect
             now.scope, now.reuse = node.scope, reuse
             g, cotangents = nothing, NO_COTANGENTS
             if !several
-                g = accumulated(pop!(pending, node), node, reuse)
+                g = accumulated!(pending[node], node, reuse)
                 node in wanted && (result[node] = g)
             else
                 cotangents = Union{Nothing,Tensor}[
-                    haskey(pending, x) ? accumulated(pop!(pending, x), x, reuse) : nothing for x in node.results]
+                    haskey(pending, x) ? accumulated!(pending[x], x, reuse) : nothing for x in node.results]
                 for (x, cotangent) in zip(node.results, cotangents)
                     cotangent !== nothing && x in wanted && (result[x] = cotangent)
                 end
@@ -143,12 +143,12 @@ end
 The nodes that outputs depend on, sorted; the tensors among them, and the targets themselves, that depend on the targets; and
 for each duplicate node the first that equals it.
 """
-function nodes_between(outputs::Vector{Tensor}, targets::Vector{Tensor}, wanted::Set{Tensor},
+function nodes_between(outputs::Vector{Tensor}, targets::Vector{Tensor}, wanted::TensorSet,
         within::Union{Nothing,Vector{Tensor}}, level::Int, span::Union{Nothing,UnitRange{Int}},
         order::Union{Nothing,Vector{Tensor}})
     within === nothing || (order = Tensor[targets; within])
     order === nothing && (order = topological_sort(outputs, level))
-    depends = Set{Tensor}(targets)
+    depends = sizehint!(TensorSet(targets), length(order))
     for node in order
         node.op !== nothing && node.requires_grad && any(x -> x in depends, node.inputs) || continue
         isempty(node.results) ? push!(depends, node) : union!(depends, node.results)
@@ -165,14 +165,16 @@ of the others. Found before a graph is differentiated: what a loop computes anew
 gradient. What does not depend on the wanted stays as it is: among it are the variables of the transforms around, which may
 be equal, too.
 """
-function equal_nodes(depends::Set{Tensor}, wanted::Set{Tensor}, span::Union{Nothing,UnitRange{Int}})
-    known, replaced = Dict{Vector{UInt},Tensor}(), Replaced()
+function equal_nodes(depends::TensorSet, wanted::TensorSet, span::Union{Nothing,UnitRange{Int}})
     trace = state().trace::Vector{Tensor}
-    for k in something(span, 1:length(trace))  # in the order they were made, so that the first one is there for all
+    span === nothing && (span = 1:length(trace))
+    replaced = Replaced()
+    known = KnownCalls{Tensor}(length(span), replaced)
+    for k in span  # in the order they were made, so that the first one is there for all
         node = trace[k]
-        op = node.op::Op
-        node in depends && !op.random && !any(x -> x in wanted, results_of(node)) || continue
-        first = get!(known, fingerprint(op, Tensor[get(replaced, x, x) for x in node.inputs], node.attrs), node)
+        node in depends && !(node.op::Op).random || continue
+        (isempty(node.results) ? node in wanted : any(x -> x in wanted, node.results)) && continue
+        first = first_equal!(known, node)
         first === node && continue
         for (x, instead) in zip(results_of(node), results_of(first))
             replaced[x] = instead
@@ -181,7 +183,7 @@ function equal_nodes(depends::Set{Tensor}, wanted::Set{Tensor}, span::Union{Noth
     return replaced
 end
 
-function pull_back!(pending::Dict{Tensor,Pending}, node::Tensor, inputs::Vector{Tensor}, i::Int, x::Tensor, g::Tensor,
+function pull_back!(pending::TensorDict{Pending}, node::Tensor, inputs::Vector{Tensor}, i::Int, x::Tensor, g::Tensor,
         reuse::Union{Nothing,Reuse})
     op = node.op::Op
     if op === SLICE
@@ -249,11 +251,14 @@ function add_part!(slot::Pending, part::Tensor, reuse::Union{Nothing,Reuse})
     return nothing
 end
 
-function accumulated(slot::Pending, node::Tensor, reuse::Union{Nothing,Reuse})
+"""The whole gradient of a node, which the slot forgets: nothing else is added, and its memory can be freed."""
+function accumulated!(slot::Pending, node::Tensor, reuse::Union{Nothing,Reuse})
     isempty(slot.products) || @entering scope=slot.products[1].scope add_products!(slot, reuse)
     isempty(slot.parts) || add_part!(slot, assemble(slot.parts, slot.places, node.dims), reuse)
     foreach(x -> waits!(reuse, x.data, -1), slot.parts)
-    return slot.total::Tensor
+    total = slot.total::Tensor
+    slot.total, slot.parts, slot.products = nothing, NO_INPUTS, NO_INPUTS
+    return total
 end
 
 """Sum a gradient over the axes along which `x` was broadcast, to the size of `x`."""

@@ -61,6 +61,7 @@ An array with a derivative. Make one with [`Variable`](@ref) (it has a gradient)
 - `row`: whether it is the transpose of a vector, of size (1, n): its product with a vector is a number, as Julia's.
 - `level`: of the last transform to begin whose variables it depends on; 0 for a constant, 1 for what depends on variables
   alone. See [`gradients`](@ref).
+- `number`: tensors are counted as they are made; equal numbers are possible, 2^32 tensors apart. See [`TensorDict`](@ref).
 - `stamps`: checksums of the arrays that its derivative reads, as they were when it was computed: [`stamp`](@ref).
 """
 mutable struct Tensor <: GraphNode
@@ -73,19 +74,23 @@ mutable struct Tensor <: GraphNode
     requires_grad::Bool
     literal::Bool  # beside the others, since lone ones would make every tensor a size class larger
     row::Bool
+    number::UInt32  # here for the same reason
     grad::Any
     name::String
     scope::String
     stamps::Vector{UInt64}
     level::Int
     results::Vector{Tensor}
+    Tensor(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, op, inputs::Vector{Tensor},
+        attrs::Attributes, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
+        new(data, T, dims, op, inputs, attrs, requires_grad, literal, false, next_number(), grad, name, scope, NO_STAMPS,
+            Int(requires_grad), NO_INPUTS)
 end
-Tensor(data::Union{Nothing,Memory}, @nospecialize(T::DataType), dims::Vector{Int}, op, inputs::Vector{Tensor},
-    attrs::Attributes, requires_grad::Bool, grad, name::String, scope::String, literal::Bool) =
-    Tensor(data, T, dims, op, inputs, attrs, requires_grad, literal, false, grad, name, scope, NO_STAMPS,
-        Int(requires_grad), NO_INPUTS)
 
 const NO_STAMPS = UInt64[]
+
+const NUMBERS = Threads.Atomic{UInt32}(0)
+next_number() = Threads.atomic_add!(NUMBERS, UInt32(1))
 
 """The tensor that stands for an op of a graph: its result, or the first one of several."""
 node_of(x::Tensor) = isempty(x.results) ? x : x.results[1]

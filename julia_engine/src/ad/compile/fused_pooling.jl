@@ -245,7 +245,7 @@ struct PoolRewrite
     found::Dict{Tensor,PooledConvolution}
     equations::Vector{Equation}
     made::Made
-    replaced::Dict{Tensor,Tensor}
+    replaced::TensorDict{Tensor}
     fused::Dict{Tensor,Tuple{Tensor,Tensor}}
     unpooled::Dict{Tensor,Tuple{PooledConvolution,Tensor}}
 end
@@ -262,7 +262,7 @@ put!(r::PoolRewrite, scope::String, op::Op, inputs::Vector{Tensor}, attrs::Attri
 function fuse_pools(program::Program)
     any(e -> e.op === MAX_POOL, program.equations) || return program
     uses = Uses(program)
-    readers = Dict{Tensor,Vector{Equation}}(x => Equation[] for x in keys(uses.made))
+    readers = Dict{Tensor,Vector{Equation}}(x => Equation[] for (x, _) in uses.made)
     for e in program.equations, a in e.inputs
         haskey(readers, a) && push!(readers[a], e)
     end
@@ -272,7 +272,7 @@ function fuse_pools(program::Program)
         it === nothing || (found[it.before] = it)
     end
     isempty(found) && return program
-    r = PoolRewrite(found, Equation[], Made(), Dict{Tensor,Tensor}(), Dict{Tensor,Tuple{Tensor,Tensor}}(),
+    r = PoolRewrite(found, Equation[], Made(), TensorDict{Tensor}(), Dict{Tensor,Tuple{Tensor,Tensor}}(),
         Dict{Tensor,Tuple{PooledConvolution,Tensor}}())
     for e in program.equations
         e = reading(a -> get(r.replaced, a, a), e)

@@ -28,12 +28,12 @@ const MATMUL_ADD = register!(Op("matmul_add",
 """What a pass needs to know of a program's variables: which equation makes each, and how often each is read."""
 struct Uses
     made::Made
-    counts::Dict{Tensor,Int}
+    counts::TensorDict{Int}
 end
 
 function Uses(program::Program)
-    counts = Dict{Tensor,Int}()
-    sizehint!(counts, 3 * length(program.equations) ÷ 2)
+    counts = TensorDict{Int}()
+    sizehint!(counts, length(program.equations))
     count!(x::Tensor) = counts[x] = get(counts, x, 0) + 1
     foreach(e -> foreach(count!, e.inputs), program.equations)
     foreach(count!, program.outputs)
@@ -56,8 +56,8 @@ Replace chains of ops by the fused ops that stand for them.
 function fuse(program::Program)
     program = fuse_pools(program)
     uses = Uses(program)
-    place = Dict{Tensor,Int}()
-    sizehint!(place, 3 * length(program.equations) ÷ 2)
+    place = TensorDict{Int}()
+    sizehint!(place, length(program.equations))
     for (i, e) in enumerate(program.equations), x in e.outputs
         place[x] = i
     end
@@ -74,7 +74,7 @@ function fuse(program::Program)
 end
 
 """The fused op that an equation can be, and its inputs; or `nothing`."""
-function fusion(e::Equation, uses::Uses, place::Dict{Tensor,Int})
+function fusion(e::Equation, uses::Uses, place::TensorDict{Int})
     op = e.op
     op === WHERE && return relu_fusion(e, uses)
     op === MUL && return gradient_fusion(e, uses)
@@ -109,7 +109,7 @@ function relu_fusion(e::Equation, uses::Uses)
     return RELU_GRADIENT, Tensor[g, step.inputs[1]]
 end
 
-function product_fusion(e::Equation, uses::Uses, place::Dict{Tensor,Int})
+function product_fusion(e::Equation, uses::Uses, place::TensorDict{Int})
     a, b = e.inputs
     suits(x) = only_by(uses, x, MATMUL) !== nothing && x.dims == output(e).dims
     (a === b || !(suits(a) || suits(b))) && return nothing

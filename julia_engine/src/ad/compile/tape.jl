@@ -55,15 +55,16 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
     made = made_by(program)
     leaves = captured(program)
     known = Tensor[program.inputs; leaves; Tensor[x for e in program.equations for x in e.outputs]]
-    number = Dict{Tensor,Int}()
-    sizehint!(number, 3 * length(known) ÷ 2)  # a dictionary grows when two thirds are taken
+    number = TensorDict{Int}()
+    sizehint!(number, length(known))
     for i in eachindex(known)
         number[known[i]] = i
     end
     refuse_foreign(program, number)
     values = Value[Value(bytes_of(x); fixed=true) for x in known[1:length(program.inputs)+length(leaves)]]
+    sizehint!(values, length(known))
     whole = needed_whole(program, regions)
-    outputs = Set{Tensor}(program.outputs)
+    outputs = TensorSet(program.outputs)
     foreach(e -> describe!(values, e, number, made, outputs, whole, regions, techniques), program.equations)
     arranged = plan(values; in_place=techniques.in_place, reuse=techniques.reuse_memory)
     memories = Vector{Union{Nothing,Memory}}(nothing, length(known))
@@ -84,6 +85,7 @@ function Tape(traced::Program; results=Dict{Int,Any}(), techniques::Techniques=T
         filter(x -> is_resizable(x.data::Memory), unique([leaves; inside])), conversions(leaves, program), Watched[], Tensor[],
         Threads.Atomic{Int}(0), state().winograd)
     now = state()
+    make_room!(tape)
     @entering scope=now.scope techniques=techniques begin
         for e in program.equations
             now.scope = e.scope  # for messages
@@ -191,7 +193,7 @@ boxed(p::Instructions) = Any[s.single ? p.f32[i] : p.f64[i] for s in p.segments 
 run_allocating!(tape::Tape) = @entering winograd=tape.winograd compute_allocating!(tape)
 
 function compute_allocating!(tape::Tape)
-    values = Dict{Tensor,Memory}(x => Memory(a) for (x, a) in zip(tape.program.inputs, tape.inputs))
+    values = TensorDict{Memory}(x => Memory(a) for (x, a) in zip(tape.program.inputs, tape.inputs))
     for e in tape.program.equations
         inputs = Memory[haskey(values, a) ? values[a] : a.data::Memory for a in e.inputs]
         if e.op.several
@@ -277,7 +279,7 @@ function source(tape::Tape)
     return join([line_of(step, names) for step in tape.steps], "\n")
 end
 
-function line_of(step::TapeStep, names::Dict{Tensor,String})
+function line_of(step::TapeStep, names::TensorDict{String})
     e = step.equation
     operands = String[names[a] for a in e.inputs]
     for (name, attr) in pairs_of(e.attrs)
@@ -435,35 +437,53 @@ end
 
 # Building -------------------------------------------------------------------------------------------------------------
 
+"""Make room for a step of each equation, and for an instruction where it is no view: lists are copied as they grow."""
+function make_room!(tape::Tape)
+    equations = tape.program.equations
+    sizehint!(tape.steps, length(equations))
+    instructions = count(e -> e.op.view === nothing, equations)
+    singles = count(e -> e.op.view === nothing && e.outputs[1].eltype === Float32, equations)
+    sizehint!(tape.code.f32, singles)
+    sizehint!(tape.code.f64, instructions - singles)
+    return nothing
+end
+
 """The memory of value `i`, made on first use."""
-function memory_of!(tape::Tape, i::Int, made::Made)
+function memory_of!(tape::Tape, i::Int, number::TensorDict{Int}, made::Made)
     known = tape.memories[i]
     known === nothing || return known
     x, layout = tape.known[i], tape.plan
     if haskey(layout.placed, i)
-        whole = made[tape.known[layout.placed[i]]]
-        k = findfirst(part -> part === x, whole.inputs)
-        m = view_slice(memory_of!(tape, layout.placed[i], made), whole.attrs.indices[k])
+        place_all!(tape, layout.placed[i], number, made)
     else
         address = tape.arena.address + layout.offset[layout.storage[i]]
         region = get(tape.regions, x, nothing)
         dims = region !== nothing && x in region.inside ? Int[region.tile] : x.dims
-        m = Memory(tape.arena.root, address, x.eltype, dims, dense_strides(dims))
+        tape.memories[i] = Memory(tape.arena.root, address, x.eltype, dims, dense_strides(dims))
     end
-    tape.memories[i] = m
-    return m
+    return tape.memories[i]::Memory
 end
 
-function bind!(tape::Tape, e::Equation, number::Dict{Tensor,Int}, made::Made)
+"""Let all parts that are computed in their places in value `i` lie there."""
+function place_all!(tape::Tape, i::Int, number::TensorDict{Int}, made::Made)
+    whole, e = memory_of!(tape, i, number, made), made[tape.known[i]]
+    for (part, index) in zip(e.inputs, e.attrs.indices)
+        k = number[part]
+        get(tape.plan.placed, k, 0) == i && (tape.memories[k] = view_slice(whole, index))
+    end
+    return nothing
+end
+
+function bind!(tape::Tape, e::Equation, number::TensorDict{Int}, made::Made)
     op, p, x = e.op, tape.code, e.outputs[1]
-    read = Memory[memory_of!(tape, number[a], made) for a in e.inputs]
+    read = Memory[memory_of!(tape, number[a], number, made) for a in e.inputs]
     singles, doubles = length(p.f32), length(p.f64)
     region = get(tape.regions, x, nothing)
     if op.view !== nothing
         outs = op.several ? op.view(read, e.attrs) : Memory[op.view(read[1], e.attrs)]
         foreach((y, m) -> tape.memories[number[y]] = m, e.outputs, outs)
     else
-        outs = Memory[memory_of!(tape, number[y], made) for y in e.outputs]
+        outs = Memory[memory_of!(tape, number[y], number, made) for y in e.outputs]
         region === nothing ? op.forward!(p, op.several ? outs : outs[1], read, e.attrs) : emit_tile!(p, e, outs[1], read, region)
     end
     region !== nothing && x === output(region.equations[end]) &&
@@ -479,7 +499,7 @@ copy_of(x::Tensor, scope::String) = Equation(COPY, Tensor[x], NO_ATTRS, scope)
 
 """The program with a separate value for every output, computed by an op that writes memory."""
 function with_outputs_apart(program::Program)
-    wanted, made, seen = Set{Tensor}(program.outputs), Made(), Set{Tensor}()
+    wanted, made, seen = TensorSet(program.outputs), Made(), TensorSet()
     for e in program.equations, x in e.outputs
         x in wanted && (made[x] = e)
     end
@@ -498,7 +518,7 @@ end
 
 """The program with a copy behind every view (the technique `views` switched off)."""
 function with_copied_views(program::Program)
-    copies, equations = Dict{Tensor,Tensor}(), Equation[]
+    copies, equations = TensorDict{Tensor}(), Equation[]
     for e in program.equations
         push!(equations, reading(a -> get(copies, a, a), e))
         e.op.view === nothing && continue
@@ -519,11 +539,11 @@ The program with copies where an op needs another memory layout than its input h
 take every layout.
 """
 function legalised(program::Program)
-    layout, dense = Dict{Tensor,Memory}(), Dict{Tensor,Tensor}()
+    layout, dense = TensorDict{Memory}(), TensorDict{Tensor}()
     equations = Equation[]
+    made = nothing  # found for the first copy, if there is one
     lies(a) = get!(() -> shape_of(a), layout, a)
-    scope_of = Dict{Tensor,String}(x => e.scope for e in program.equations for x in e.outputs)
-    uses = Dict{Tensor,Int}()  # how many products a tensor is the first factor of
+    uses = TensorDict{Int}()  # how many products a tensor is the first factor of
     for e in program.equations
         e.op === MATMUL || e.op === MATMUL_ADD || continue
         a = e.inputs[end-1]
@@ -531,7 +551,9 @@ function legalised(program::Program)
     end
     function copied(a::Tensor)
         return get!(dense, a) do
-            e = copy_of(a, get(scope_of, a, a.scope))
+            made === nothing && (made = made_by(program))
+            from = get(made, a, nothing)
+            e = copy_of(a, from === nothing ? a.scope : from.scope)
             push!(equations, e)
             output(e)
         end
@@ -539,7 +561,6 @@ function legalised(program::Program)
     suited(a::Tensor, accepts) = length(a) == 0 || accepts(lies(a).dims, lies(a).strides) ? a : copied(a)
     for e in program.equations
         op, inputs = e.op, e.inputs
-        foreach(lies, inputs)
         if op.view !== nothing && op.several
             foreach((x, m) -> layout[x] = m, e.outputs, op.view(Memory[lies(a) for a in inputs], e.attrs))
         elseif op.view !== nothing
@@ -587,7 +608,7 @@ end
 lies_by_columns(dims::Vector{Int}, strides::Vector{Int}) = leading_dimension(dims, strides, false) > 0
 
 """The equations that compute a product as the transpose of bᵀ aᵀ."""
-function turned_product!(layout::Dict{Tensor,Memory}, e::Equation)
+function turned_product!(layout::TensorDict{Memory}, e::Equation)
     axes = attributes(:axes => Int[2, 1])
     function turned(x::Tensor)
         view = Equation(TRANSPOSE, Tensor[x], axes, e.scope)
@@ -603,9 +624,11 @@ end
 
 """The tensors with data that the ops use, in order of first use."""
 function captured(program::Program)
-    own = Set{Tensor}(x for x in program.inputs if x.data !== nothing)  # symbols have none, and most are that
-    foreach(e -> union!(own, (x for x in e.outputs if x.data !== nothing)), program.equations)
-    found, seen = Tensor[], Set{Tensor}()
+    own = TensorSet(x for x in program.inputs if x.data !== nothing)  # symbols have none, and most are that
+    for e in program.equations, x in e.outputs
+        x.data === nothing || push!(own, x)
+    end
+    found, seen = Tensor[], TensorSet()
     function collect_captured(x::Tensor)
         (x.data === nothing || x in own || x in seen) && return
         push!(seen, x)
@@ -617,7 +640,7 @@ function captured(program::Program)
 end
 
 """Throw a `TraceError` where a program reads a symbol that is not among its `known` tensors."""
-function refuse_foreign(program::Program, known::Dict{Tensor,Int})
+function refuse_foreign(program::Program, known::TensorDict{Int})
     check(x::Tensor) = haskey(known, x) || throw(TraceError(
         "a tensor was kept from an earlier trace, or made in another task: there it stood for values that exist only " *
         "while a function is replayed; return it from that function, or compute it in this one, in the task that compiles"))
@@ -636,7 +659,7 @@ end
 
 """The values that some op, or a fused region, can use, directly or through views, only without gaps."""
 function needed_whole(program::Program, regions::Regions)
-    needed = Set{Tensor}()
+    needed = TensorSet()
     for (x, region) in regions
         x === output(region.equations[1]) && union!(needed, region.from_outside)
     end
@@ -650,7 +673,7 @@ function needed_whole(program::Program, regions::Regions)
 end
 
 """Describe an equation's results to the planner: append them to `values`."""
-function describe!(values::Vector{Value}, e::Equation, number::Dict{Tensor,Int}, made::Made, outputs::Set{Tensor}, whole::Set{Tensor},
+function describe!(values::Vector{Value}, e::Equation, number::TensorDict{Int}, made::Made, outputs::TensorSet, whole::TensorSet,
         regions::Regions, techniques::Techniques)
     op, x = e.op, e.outputs[1]
     reads = Int[number[a] for a in e.inputs]
@@ -686,11 +709,11 @@ end
 The inputs of an assembly that may be computed in their places: results of elementwise ops and of matrix products, where
 the place is a matrix that BLAS can read, or lies in one piece.
 """
-function placeable(e::Equation, made::Made, whole::Set{Tensor}, regions::Regions)
+function placeable(e::Equation, made::Made, whole::TensorSet, regions::Regions)
     parts = Tensor[]
     covers(e.attrs.dims, e.attrs.indices) || return parts
     seen = shape_of(output(e))
-    counts = Dict{Tensor,Int}()
+    counts = TensorDict{Int}()
     for a in e.inputs
         counts[a] = get(counts, a, 0) + 1
     end
@@ -707,7 +730,7 @@ function placeable(e::Equation, made::Made, whole::Set{Tensor}, regions::Regions
 end
 
 function shown_names(tape::Tape)
-    names = Dict{Tensor,String}()
+    names = TensorDict{String}()
     for (i, x) in enumerate(tape.program.inputs)
         names[x] = "x$i"
     end

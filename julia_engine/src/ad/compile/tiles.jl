@@ -29,7 +29,7 @@ struct FusedRegion
 end
 
 """The fused region of every variable that one computes."""
-const Regions = Dict{Tensor,FusedRegion}
+const Regions = TensorDict{FusedRegion}
 
 """
     tiled(program, layout)
@@ -37,8 +37,8 @@ const Regions = Dict{Tensor,FusedRegion}
 Find the fused regions of a program, and put their ops side by side; return the program and its regions. `layout` says how
 values lie.
 """
-function tiled(program::Program, layout::Dict{Tensor,Memory})
-    regions, outputs = Regions(), Set{Tensor}(program.outputs)
+function tiled(program::Program, layout::TensorDict{Memory})
+    regions, outputs = Regions(), TensorSet(program.outputs)
     suits = Bool[can_be_tiled(e, layout) for e in program.equations]
     count(suits) > 1 || return program, regions
     readers = readers_of(program)
@@ -77,7 +77,7 @@ function tiled(program::Program, layout::Dict{Tensor,Memory})
     return Program(program.inputs, equations, program.outputs), regions
 end
 
-can_be_tiled(e::Equation, layout::Dict{Tensor,Memory}) = e.op.elementwise && length(output(e)) > TILE_LEAST &&
+can_be_tiled(e::Equation, layout::TensorDict{Memory}) = e.op.elementwise && length(output(e)) > TILE_LEAST &&
     all(a -> a.eltype === output(e).eltype && tile_stride(get(() -> shape_of(a), layout, a), output(e).dims) !== nothing, e.inputs)
 
 """How far apart the elements of an operand lie, taken in the order of a dense array of size `dims`, if there is one answer."""
@@ -97,7 +97,7 @@ function readers_of(program::Program)
 end
 
 """The region of these equations, or `nothing` where it would save no memory traffic."""
-function worthwhile(equations::Vector{Equation}, own::Set{Tensor}, readers::Dict{Tensor,Vector{Equation}}, outputs::Set{Tensor})
+function worthwhile(equations::Vector{Equation}, own::Set{Tensor}, readers::Dict{Tensor,Vector{Equation}}, outputs::TensorSet)
     length(equations) > 1 || return nothing
     results = Tensor[output(e) for e in equations]
     inside = Set{Tensor}(x for x in results
@@ -141,7 +141,7 @@ end
 Describe a region's value to the planner. Every tile is read and written in turn, so that what the region reads is needed up to
 its last op, and what it stores is there from its first.
 """
-function described_in(region::FusedRegion, e::Equation, number::Dict{Tensor,Int}, reads::Vector{Int}, is_output::Bool)
+function described_in(region::FusedRegion, e::Equation, number::TensorDict{Int}, reads::Vector{Int}, is_output::Bool)
     x = output(e)
     bytes = sizeof(x.eltype)
     x === output(region.equations[end]) && (reads = Int[reads; Int[number[a] for a in region.from_outside]])
