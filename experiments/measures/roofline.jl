@@ -50,6 +50,16 @@ end
     end
 end
 
+# Three parts at a time, as an optimizer reads and writes a parameter and two numbers that it keeps for it.
+@noinline function update_streams!(a::Vector{T}, c::T) where {T}
+    third = length(a) ÷ 3
+    @inbounds @simd ivdep for i in 1:third
+        p, m, v = a[i], a[third + i], a[2third + i]
+        m, v = muladd(m, c, c), muladd(v, c, c)
+        a[i], a[third + i], a[2third + i] = muladd(m, v, p), m, v
+    end
+end
+
 @noinline function copied!(a::Vector{T}) where {T}
     half = length(a) ÷ 2
     @inbounds @simd ivdep for i in 1:half
@@ -100,8 +110,10 @@ function main(::Type{T}) where {T}
     for size in parse.(Int, ARGS[4:end])
         count = size ÷ (sizeof(T) * nthreads())
         read = together(a -> (sink[] = total(a)), sizeof, T, count)
-        written = max(together(copied!, sizeof, T, count), together(a -> update!(a, T(0.5)), a -> 2 * sizeof(a), T, count))
-        println("bytes ", size, " ", max(read, written))
+        copied = together(copied!, sizeof, T, count)
+        updated = together(a -> update!(a, T(0.5)), a -> 2 * sizeof(a), T, count)
+        streams = together(a -> update_streams!(a, T(0.5)), a -> 2 * sizeof(a), T, count - count % 3)
+        println("bytes ", size, " ", max(read, copied, updated, streams))
     end
     pointer = @cfunction(same, Int, (Int,))
     println("call ", best(count -> calls(pointer, count)))

@@ -11,9 +11,9 @@ The limit of a step is one call and, of two times, the longer one:
 - that of the *bytes* that have to move: each row of the mini-batch is read once; each trained parameter, and each
   number that the optimizer keeps for it, is read and written once. Activations, gradients and parameters that are not
   trained may stay in registers, and don't count; nor do matrices of which only rows are looked up, where the optimizer
-  allows the other rows to be updated later. The rate is the highest that was measured of reading or copying arrays of
-  the largest of `SIZES` that parameters and state together fill, or of larger ones: where they lie between two sizes,
-  at the end of a cache, memory may be slower than that.
+  allows the other rows to be updated later. The rate is the highest that was measured of reading, copying or updating
+  arrays of the largest of `SIZES` that parameters and state together fill, or of larger ones: where they lie between
+  two sizes, at the end of a cache, memory may be slower than that.
 
 Both times may pass at once, so that only the longer one counts. A step that gives the right parameters, and computes
 its products term by term in its dtype, can't be faster, however it is fused or ordered.
