@@ -237,6 +237,7 @@ JULIA_ONLY = {
     "ad/ops/julia_functions.jl": "Julia's functions that are made of ops, and that only Julia has a name for",
     "ad/compile/tiles.jl": "fused regions of elementwise ops, done tile by tile; numpy has calls instead",
     "ad/kernels/*": "the loops that a tape runs; the numpy engine's are numpy's",
+    "ad/tensor_maps.jl": "dictionaries of tensors, in the order in which these were made; numpy's are Python's",
     "ad/nesting.jl": "dual numbers that meet tensors; the numpy engine has no dual numbers",
     "ad/compile/watched.jl": "what Julia code may have read of what a traced function captures",
     "functions.jl": "a programmer's own Julia functions, which Python calls",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import py_engine as pe
 from py_engine import Techniques, ops
 from py_engine.ad.compile import fusion
 from py_engine.ad.compile.tape import Tape, distinct_bytes
+from py_engine.ad.ops.reduction import LEAST_DOT, ends_of
 from py_engine.ad.program import traced, tracing
 from py_engine.ad.reverse import gradients
 from py_engine.ad.tensor import Literal, Tensor
@@ -272,3 +274,27 @@ def test_a_long_kernel_under_a_long_pool_takes_no_memory_of_their_product(rng, m
     out = Trainer(chain, batch_size=2, threads=1).predict(x)
     np.testing.assert_allclose(out, chain(x).numpy(), rtol=1e-4)
     assert not made
+
+
+AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n)]
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 40), (1, 3, 1, 40), (3, 1, 40, 1), (2, 3, 0, 40)], ids=str)
+def test_sums_of_products_over_any_axes(axes, shape, rng):
+    """Alone, and beside what else reads the products; of numbers, of squares, and of what broadcasts."""
+    a, b = rng.standard_normal(shape), rng.standard_normal(shape)
+    row = rng.standard_normal((shape[1], 1, 1))
+
+    def function(a, b):
+        read = a * a
+        sums = [a * b, ops.square(a - b), a * row, read]
+        return sum(ops.sum(ops.sin(ops.sum(x, axes, keepdims=True))) for x in sums) + ops.sum(ops.exp(-read))
+
+    (plain, before), (fused, after) = (compiled(function, [a, b], fused) for fused in (False, True))
+    for one, other in zip(fused, plain, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+    assert "sum_of_products" not in before
+    ends = ends_of(shape, axes)
+    is_long = a.size > 0 and ends is not None and ends[2] >= LEAST_DOT
+    assert ("sum_of_products" in after) == is_long

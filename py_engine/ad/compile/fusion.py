@@ -17,6 +17,8 @@ with one of two lowerings:
 
 What is least work is chosen, by an estimate of products and of elements moved; op after op where that is least.
 
+Sums of products, element by element, become one op that keeps no products.
+
 The gradients of the chain are rewritten with it, where they are what differentiating it once makes: the pass finds them
 by what reads the chain's values. A chain whose values are needed elsewhere too, by a second derivative for example, is
 left alone.
@@ -51,7 +53,7 @@ from py_engine.ad.ops.pooling import (
     SHIFTED_GRADIENT,
     SLIDING,
 )
-from py_engine.ad.ops.reduction import SUM
+from py_engine.ad.ops.reduction import SUM, SUM_OF_PRODUCTS, sums_products
 from py_engine.ad.ops.shape import RESHAPE, TRANSPOSE
 from py_engine.ad.program import Program, equations_of, nested_trace, prune
 from py_engine.ad.reverse import unbroadcast
@@ -62,6 +64,11 @@ Shape = tuple[int, ...]
 
 
 def fuse(program: Program) -> Program:
+    """Return the program with fused ops in place of what they compute."""
+    return _fuse_sums(_fuse_pools(program))
+
+
+def _fuse_pools(program: Program) -> Program:
     """Return the program with each convolution and the pool behind it as a chain of few calls, with its gradients."""
     if all(equation.op is not MAX_POOL for equation in program.equations):
         return program
@@ -95,6 +102,31 @@ def fuse(program: Program) -> Program:
         equations += equations_of(nodes)
     outputs = tuple([replaced.get(id(x), x) for x in program.outputs])
     return prune(Program(program.inputs, tuple(equations), outputs, program.watched))
+
+
+def _fuse_sums(program: Program) -> Program:
+    """Return the program with sums of products that keep no products, where nothing else reads these."""
+    if all(equation.op is not SUM for equation in program.equations):
+        return program
+    uses = _Uses(program)
+    found = {id(x): _factors(x, uses) for x in program.equations if x.op is SUM}
+    if not any(found.values()):
+        return program
+    equations = [
+        Equation(SUM_OF_PRODUCTS, factors, x.attrs, x.outputs, x.scope) if (factors := found.get(id(x))) else x
+        for x in program.equations
+    ]
+    return prune(Program(program.inputs, tuple(equations), program.outputs, program.watched))
+
+
+def _factors(total: Equation, uses: _Uses) -> tuple[Tensor, ...] | None:
+    """Return the factors of what is summed; None where it is no product, or better made first."""
+    (x,) = total.inputs
+    made = uses.by(x)
+    if made is None or uses.of(x) != [total] or not sums_products(x, total.attrs["axes"]):
+        return None
+    factors = made.inputs * 2 if made.op is ops.square else made.inputs if made.op is ops.mul else ()
+    return factors if factors and all((a.shape, a.dtype) == (x.shape, x.dtype) for a in factors) else None
 
 
 # What is rewritten ----------------------------------------------------------------------------------------

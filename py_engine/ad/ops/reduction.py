@@ -1,7 +1,7 @@
 """Reductions: sums, extrema and their stable exponential kin, over any axes.
 
-A sum over the first or the last axes of contiguous memory is a product with a vector of ones, several times faster
-than `add.reduce` on the small arrays of a training step.
+A sum over the first or the last axes of contiguous memory, or over both, is a product with a vector of ones, several
+times faster than `add.reduce`, which takes some 25 ns for each short row.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from py_engine.ad.op import (
     Shape,
     as_tensor,
     as_tensors,
+    c_ordered,
     define,
     float_only,
     implements,
@@ -113,19 +114,36 @@ def spread(reduced: Tensor, x: Tensor, axes: Axes) -> Tensor:
 # Sums -----------------------------------------------------------------------------------------------------
 
 
+def ends_of(shape: Shape, axes: Axes) -> tuple[int, int, int] | None:
+    """Return lengths (first, kept, last) where a reduction is over the first and last of them alone, else None.
+
+    `shape` is what is reduced, over some axes and not all; lengths are products of neighbouring ones, or 1.
+    """
+    first = last = 0
+    while first < len(axes) and axes[first] == first:
+        first += 1
+    while first + last < len(axes) and axes[-1 - last] == len(shape) - 1 - last:
+        last += 1
+    if first + last < len(axes):
+        return None
+    return math.prod(shape[:first]), math.prod(shape[first : len(shape) - last]), math.prod(shape[len(shape) - last :])
+
+
 def bind_sum(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes, keepdims: bool) -> Sequence[Call]:
     """Return the calls that compute the sum over axes."""
     (x,) = arrays
     if x.flags.c_contiguous and out.flags.c_contiguous and x.size and 0 < len(axes) < x.ndim and x.dtype in FLOATS:
-        reduced = math.prod(x.shape[a] for a in axes)
-        leading = axes == tuple(range(len(axes)))
-        trailing = axes == tuple(range(x.ndim - len(axes), x.ndim)) and reduced <= LONGEST_DOT
-        if leading or trailing:
-            ones = np.ones(reduced, x.dtype)
-            flat = out.reshape(-1)
-            if leading:
-                return [partial(np.matmul, ones, x.reshape(reduced, -1), flat)]
-            return [partial(np.matmul, x.reshape(-1, reduced), ones, flat)]
+        ends = ends_of(x.shape, axes)
+        if ends is not None and ends[2] <= LONGEST_DOT:
+            first, middle, last = ends
+            calls: list[Call] = []
+            rows, total = x.reshape(first, middle * last), out.reshape(-1)
+            if last > 1:
+                rows = total if first == 1 else scratch((first * middle,), x.dtype)
+                calls.append(partial(np.matmul, x.reshape(-1, last), np.ones(last, x.dtype), rows))
+            if first > 1 or last == 1:
+                calls.append(partial(np.matmul, np.ones(first, x.dtype), rows.reshape(first, -1), total))
+            return calls
     return [partial(np.add.reduce, x, axes, None, out, keepdims)]
 
 
@@ -147,6 +165,42 @@ SUM: Op = define(
     scalar="{0} + 0.0",
     flops=per_element(1),
     doc="sum over axes",
+)
+
+
+LEAST_DOT = 32
+"""Below this length of the last axes products are made first: each row takes 10 to 15 ns."""
+
+
+def sums_products(x: Tensor, axes: Axes) -> bool:
+    """Whether `SUM_OF_PRODUCTS` is for products like `x`, summed over these axes."""
+    ends = ends_of(x.shape, axes)
+    return x.dtype in FLOATS and x.size > 0 and ends is not None and LEAST_DOT <= ends[2] <= LONGEST_DOT
+
+
+def _infer_products(a: Tensor, b: Tensor, axes: Axes, keepdims: bool) -> tuple[Shape, Any]:
+    return _infer_sum(a, axes, keepdims)
+
+
+def _bind_products(arrays: Sequence[Array], out: Array, scratch: Scratch, axes: Axes, keepdims: bool) -> Sequence[Call]:
+    a, b = arrays
+    first, middle, last = ends_of(a.shape, axes)  # type: ignore[misc]  # by `sums_products`
+    total = out.reshape(-1)
+    rows = total if first == 1 else scratch((first * middle,), a.dtype)
+    calls: list[Call] = [partial(np.vecdot, a.reshape(-1, last), b.reshape(-1, last), rows)]
+    if first > 1:
+        calls.append(partial(np.matmul, np.ones(first, a.dtype), rows.reshape(first, middle), total))
+    return calls
+
+
+SUM_OF_PRODUCTS: Op = define(
+    name="sum_of_products",
+    infer=_infer_products,
+    bind=_bind_products,
+    accepts=c_ordered,
+    fused=True,
+    flops=per_element(2),
+    doc="sum over first and last axes of the products of two arrays of one shape, element by element",
 )
 
 
