@@ -49,6 +49,7 @@ JULIA_GROUPS = {
         "ad_vmap",
         "ad_watched",
         "ad_while",
+        "package",
     ),
     "optimised": (
         "ad_convolution",
@@ -72,7 +73,6 @@ JULIA_GROUPS = {
         "campaign",
         "network_layers",
         "network_parallel",
-        "package",
         "versions",
     ),
     "sweep": ("ad_sweep",),
