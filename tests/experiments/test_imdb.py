@@ -437,7 +437,8 @@ def test_the_members_of_an_archive_are_not_kept(rows: Rows, tmp_path: Path) -> N
         return sum(type(item) is imdb._Member for item in gc.get_objects())
 
     before = known()
-    counts = [known() - before for _ in imdb.read(tmp_path / "aclImdb.tar", EACH)]
+    # Each count goes through all objects of this process: it is taken of every tenth review.
+    counts = [known() - before if i % 10 == 0 else 0 for i, _ in enumerate(imdb.read(tmp_path / "aclImdb.tar", EACH))]
     assert len(counts) == 4 * EACH and max(counts) < 4
 
 
