@@ -550,7 +550,7 @@ class Words(Layer):
 
 
 class Fixed(Words):
-    """Looks up vectors of its own, which are no parameter, by an op."""
+    """Looks up vectors that are no parameter, by an op."""
 
     def __init__(self, look_up, name=None):
         super().__init__(name=name)
