@@ -555,7 +555,6 @@ def _where(condition: Array, a: Array, b: Array, out: Array, spare: Array | None
 
 def bind_where(arrays: Sequence[Array], out: Array, scratch: Scratch) -> Sequence[Call]:
     """Return the calls that take the second array where the first, of truth values, holds, and the third elsewhere."""
-    """Return the calls that take the second array where the first, of truth values, holds, and the third elsewhere."""
     condition, a, b = arrays
     if out.size > LARGE and out.nbytes <= LARGEST_BOUND and out.dtype in FLOATS and b is ZEROS[out.dtype].data:
         bits = out.view(_BITS[out.itemsize])
