@@ -27,6 +27,7 @@ left alone.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -106,27 +107,31 @@ def _fuse_pools(program: Program) -> Program:
 
 def _fuse_sums(program: Program) -> Program:
     """Return the program with sums of products that keep no products, where nothing else reads these."""
-    if all(equation.op is not SUM for equation in program.equations):
+    sums = [x for x in program.equations if x.op is SUM and sums_products(x.inputs[0], x.attrs["axes"])]
+    if not sums:
         return program
-    uses = _Uses(program)
-    found = {id(x): _factors(x, uses) for x in program.equations if x.op is SUM}
-    if not any(found.values()):
+    summed = {id(total.inputs[0]): total for total in sums}
+    reads = Counter(id(x) for equation in program.equations for x in equation.inputs if id(x) in summed)
+    reads.update(id(x) for x in program.outputs)
+    fused: dict[int, tuple[Tensor, ...]] = {}
+    for made in program.equations:
+        total = summed.get(id(made.outputs[0]))
+        if total is not None and reads[id(made.outputs[0])] == 1 and (factors := _factors(made)):
+            fused[id(total)] = factors
+    if not fused:
         return program
     equations = [
-        Equation(SUM_OF_PRODUCTS, factors, x.attrs, x.outputs, x.scope) if (factors := found.get(id(x))) else x
+        Equation(SUM_OF_PRODUCTS, fused[id(x)], x.attrs, x.outputs, x.scope) if id(x) in fused else x
         for x in program.equations
     ]
     return prune(Program(program.inputs, tuple(equations), program.outputs, program.watched))
 
 
-def _factors(total: Equation, uses: _Uses) -> tuple[Tensor, ...] | None:
-    """Return the factors of what is summed; None where it is no product, or better made first."""
-    (x,) = total.inputs
-    made = uses.by(x)
-    if made is None or uses.of(x) != [total] or not sums_products(x, total.attrs["axes"]):
-        return None
+def _factors(made: Equation) -> tuple[Tensor, ...]:
+    """Return the two factors of a product or a square, or nothing: where it is none, or one of them is broadcast."""
+    x = made.outputs[0]
     factors = made.inputs * 2 if made.op is ops.square else made.inputs if made.op is ops.mul else ()
-    return factors if factors and all((a.shape, a.dtype) == (x.shape, x.dtype) for a in factors) else None
+    return factors if all((a.shape, a.dtype) == (x.shape, x.dtype) for a in factors) else ()
 
 
 # What is rewritten ----------------------------------------------------------------------------------------
