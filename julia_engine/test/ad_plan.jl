@@ -101,3 +101,40 @@ end
         @test compile(f)(square_) ≈ f(square_) && compile(grad(total))(square_) ≈ grad(total)(square_)
     end
 end
+
+# Dictionaries of tensors ------------------------------------------------------------------------------------------------
+
+using TwinGrad.AD: TensorDict, TensorSet
+
+@testset "dictionaries of tensors are as Julia's, with numbers that are $kind" for (kind, number) in (
+        ("in order", i -> UInt32(i)), ("in reverse", i -> typemax(UInt32) - UInt32(i)), ("all the same", i -> UInt32(7)),
+        ("multiples of a large one", i -> UInt32(i) << 20))
+    tensors = [AD.symbol(Float64, [2]) for _ in 1:300]
+    foreach(i -> tensors[i].number = number(i), 1:300)
+    random = MersenneTwister(seeded(5))
+    for room in (0, 10, 300, 1000)
+        found, known = sizehint!(TensorDict{Int}(), room), IdDict{AD.Tensor,Int}()
+        set = TensorSet()
+        for i in 1:1000
+            x = tensors[rand(random, 1:1+i÷4)]
+            @test haskey(found, x) == haskey(known, x) == (x in set)
+            @test get(found, x, -1) == get(known, x, -1)
+            if isodd(i)
+                found[x] = known[x] = i
+            else
+                @test get!(found, x, i) == get!(known, x, i)
+            end
+            push!(set, x)
+        end
+        @test length(found) == length(known) == length(set) && !isempty(found)
+        @test all(pair -> known[pair.first] == pair.second, found) && length(collect(found)) == length(known)
+        @test sort(values(found)) == sort(collect(values(known)))
+        @test_throws KeyError found[AD.symbol(Float64, [2])]
+        @test isempty(empty!(found)) && !haskey(found, tensors[1]) && get(() -> 3, found, tensors[1]) == 3
+    end
+end
+
+@testset "no two tensors that two tasks make have one number" begin
+    made = [Threads.@spawn([AD.symbol(Float64, [1]).number for _ in 1:1000]) for _ in 1:2]
+    @test allunique(vcat(fetch.(made)...))
+end

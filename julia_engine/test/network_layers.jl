@@ -299,6 +299,18 @@ NETWORK.forward(layer::Applies, x::Tensor, parameters::Dict{String,Tensor}, trai
     end
 end
 
+"""Training sample by sample, or in several processes, is refused with this reason; nothing is kept of what was refused."""
+function test_refusals(chain, x, y, reason)
+    for (settings, said) in ((techniques=Techniques(batched=false),) => "at a time: switch the technique batched on",
+            (communicator=NETWORK.Communicator(0, 1, identity),) => "train it in one process")
+        refusing = Trainer(chain(); batch_size=8, threads=1, settings...)
+        for _ in 1:2
+            message = message_of(() -> train_epoch!(refusing, x, y))
+            @test occursin(reason, message) && occursin(said, message)
+        end
+    end
+end
+
 @testset "an op that needs a whole batch is seen $place" for (place, f) in (
         ("outside of loops", of_a_batch),
         ("in a loop", x -> scan((h, t) -> (of_a_batch(h) .* t, nothing), x, [1.0, 0.5])[1]),
@@ -309,14 +321,7 @@ end
     trainer = Trainer(chain(); batch_size=200, threads=min(2, Threads.nthreads()))
     train_epoch!(trainer, x, y)
     @test !occursin("split", NETWORK.threads_in_step(trainer))
-    for (settings, said) in ((techniques=Techniques(batched=false),) => "one sample at a time: switch the technique batched on",
-            (communicator=NETWORK.Communicator(0, 1, identity),) => "train it in one process")
-        refusing = Trainer(chain(); batch_size=8, threads=1, settings...)
-        for _ in 1:2  # nothing is kept of what was refused
-            message = message_of(() -> train_epoch!(refusing, x, y))
-            @test occursin("the op of_a_batch needs a whole batch", message) && occursin(said, message)
-        end
-    end
+    test_refusals(chain, x, y, "the op of_a_batch needs a whole batch")
 end
 
 # Sums over the batch by a layer that it holds, and couples it by ordinary ops, too.
@@ -354,14 +359,7 @@ NETWORK.forward(layer::BesideSums, x::Tensor, parameters::Dict{String,Tensor}, t
     @test predict(trainer, x) ≈ value(evaluated(x))
     @test evaluate(trainer, x, y).loss ≈ value(softmax_cross_entropy(evaluated(x), Constant(y)))[]
     how == "beside sums over the batch" && continue
-    for (settings, said) in ((techniques=Techniques(batched=false),) => "there is one at a time: switch the technique batched on",
-            (communicator=NETWORK.Communicator(0, 1, identity),) => "train it in one process")
-        refusing = Trainer(chain(); batch_size=8, threads=1, settings...)
-        for _ in 1:2  # nothing is kept of what was refused
-            message = message_of(() -> train_epoch!(refusing, x, y))
-            @test occursin("in layer \"applies\" the samples of a batch affect each other", message) && occursin(said, message)
-        end
-    end
+    test_refusals(chain, x, y, "in layer \"applies\" the samples of a batch affect each other")
 end
 
 # Holds a layer that draws random numbers.
